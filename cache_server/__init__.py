@@ -1,0 +1,1 @@
+"""Ingests container images into content-addressed chunks and serves them over cache-v1."""

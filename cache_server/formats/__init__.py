@@ -1,0 +1,1 @@
+"""Archive formats that layers are stored in."""

@@ -1,0 +1,1 @@
+"""The cache-v1 protocol and its client."""

@@ -1,0 +1,1 @@
+"""The FUSE wire protocol, a server over it, and its transports."""

@@ -1,0 +1,1 @@
+"""The metadata image: an EROFS image of a merged tree."""
