@@ -1,0 +1,54 @@
+"""Settings, from ``config.toml`` below the root (or ``--config``); every one has a default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from snapshotter.errors import InvalidInputError
+
+MIB = 1 << 20
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator may tune. Sizes are in bytes, times in seconds."""
+
+    cache_server: Literal["auto", "external"] = "auto"
+    """``auto``: the daemon starts a cache server of its own; ``external``: someone else does."""
+    cache_socket: str | None = None
+    """Path of the cache-v1 socket; by default ``cache.sock`` in the run directory."""
+    token: str | None = None
+    """Sent with every cache-v1 request, where the server wants one."""
+    large_file_bytes: int = 8 * MIB
+    """Larger files are served by chunk while they fill; smaller ones are fetched whole on open."""
+    companions_bytes: int = 1 * MIB
+    """How much the server may add to a fetch of small files that are likely to be next."""
+    lookup_deadline_s: float = 30.0
+    """A cold open fails with EIO after this long; the fetch goes on."""
+    keeper_patience_s: float = 60.0
+    """The keeper closes the gate after this long without a store, so that waiters can die."""
+    settle_s: float = 5.0
+    """Age at which an arrival is synced to disk and its undo entry dropped."""
+    read_ahead_kb: int = 4096
+    """The gate's read-ahead in KiB; with less, cold sequential reads wait for each chunk."""
+
+
+def load_config(path: Path | None) -> Config:
+    """Reads a TOML file; no path or no such file means the defaults.
+
+    Raises InvalidInputError for bad TOML, an unknown setting or a value out of range.
+    """
+    if path is None or not path.exists():
+        return Config()
+    try:
+        config = msgspec.toml.decode(path.read_bytes(), type=Config)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidInputError(f"settings in {path}: {error}") from error
+    if config.large_file_bytes < MIB:
+        raise InvalidInputError(f"settings in {path}: large_file_bytes must be at least {MIB}")
+    for name in ("lookup_deadline_s", "keeper_patience_s"):
+        if getattr(config, name) <= 0:
+            raise InvalidInputError(f"settings in {path}: {name} must be above 0")
+    return config

@@ -1,0 +1,187 @@
+"""Messages of the daemon's control socket: frames of JSON, with descriptors beside some answers.
+
+A request is one frame. The daemon answers with any number of ``progress`` and then exactly one
+other response. ``mounted`` comes with one descriptor (SCM_RIGHTS): a detached mount, which the
+asker places in its own mount namespace with move_mount(2).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from snapshotter.store.images import ImageRecord
+
+ViewName = Literal["auto", "kernel", "fuse", "virtiofs"]
+
+
+class _Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Status(_Request, tag="status"):
+    """What the daemon and its processes are doing."""
+
+
+class Pull(_Request, tag="pull"):
+    """Make an image known here: its record and its metadata image, no content."""
+
+    image: str
+    architecture: str | None = None
+    refresh: bool = True
+
+
+class Mount(_Request, tag="mount"):
+    """Make a view of an image, pulling it first when it is not known.
+
+    ``upper`` is an absolute directory that holds (or will hold) ``upper/``, ``work/`` and
+    ``upper.json``; None means a private one, removed with the mount. ``owner_pid`` is the process
+    whose end ends the mount (a sandbox's), or None when only unmounting does.
+    """
+
+    image: str
+    architecture: str | None = None
+    view: ViewName = "auto"
+    upper: str | None = None
+    read_only: bool = False
+    volatile: bool = False
+    owner_pid: int | None = None
+
+
+class Placed(_Request, tag="placed"):
+    """The mount now stands at ``target`` in the mount namespace of process ``pid``."""
+
+    id: str
+    target: str
+    pid: int
+
+
+class Unmounted(_Request, tag="unmounted"):
+    """The mount is gone from where it stood: drop its record and its private upper."""
+
+    id: str
+
+
+class ListMounts(_Request, tag="list_mounts"):
+    """The mounts that stand."""
+
+
+class ListImages(_Request, tag="list_images"):
+    """The images that were pulled."""
+
+
+class Inspect(_Request, tag="inspect"):
+    """One pulled image, by reference, handle, digest or number."""
+
+    image: str
+
+
+class Facts(_Request, tag="facts"):
+    """What this host can do, as the daemon found by probing."""
+
+
+class Stop(_Request, tag="stop"):
+    """End the daemon and, when no mount needs them, the processes it started."""
+
+
+Request = (
+    Status | Pull | Mount | Placed | Unmounted | ListMounts | ListImages | Inspect | Facts | Stop
+)
+
+
+class _Response(msgspec.Struct, tag_field="status", kw_only=True):
+    pass
+
+
+class Progress(_Response, tag="progress"):
+    """How far a pull is; the fields are cache-v1's."""
+
+    phase: str
+    layer: str | None = None
+    done_bytes: int = 0
+    total_bytes: int | None = None
+
+
+class Running(_Response, tag="running"):
+    """The answer to status. ``processes`` maps each process's name to its pid (None: not up)."""
+
+    version: str
+    pid: int
+    root: str
+    run: str
+    processes: dict[str, int | None]
+    counters: dict[str, int]
+
+
+class MountRecord(msgspec.Struct, kw_only=True):
+    """One mount. ``device`` is st_dev of the view's root; ``target`` is None until it was placed."""
+
+    id: str
+    image: str
+    image_number: int
+    view: str
+    upper: str | None
+    private_upper: bool
+    read_only: bool
+    created_at_s: float
+    device: int
+    target: str | None = None
+    pid: int | None = None
+    owner_pid: int | None = None
+
+
+class Mounted(_Response, tag="mounted"):
+    """A view was made; its detached mount comes beside this. ``reason`` says why this view."""
+
+    mount: MountRecord
+    image: ImageRecord
+    reason: str
+
+
+class Mounts(_Response, tag="mounts"):
+    """The answer to list_mounts."""
+
+    mounts: list[MountRecord]
+
+
+class Images(_Response, tag="images"):
+    """The answer to list_images."""
+
+    images: list[ImageRecord]
+
+
+class Image(_Response, tag="image"):
+    """The answer to pull and inspect."""
+
+    image: ImageRecord
+
+
+class Fact(msgspec.Struct, kw_only=True):
+    """One thing that this host can or cannot do, and what to do about it."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+class HostFacts(_Response, tag="facts"):
+    """The answer to facts: each view with whether it works here, and the single findings."""
+
+    views: list[Fact]
+    facts: list[Fact]
+
+
+class Done(_Response, tag="done"):
+    """It is done; there is nothing to say."""
+
+
+class Failed(_Response, tag="failed"):
+    """It failed; ``code`` is an error code of ``snapshotter.errors``."""
+
+    code: str
+    message: str
+
+
+Response = Progress | Running | Mounted | Mounts | Images | Image | HostFacts | Done | Failed
