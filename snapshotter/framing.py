@@ -22,7 +22,7 @@ def encode_frame(payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames and bodies. Feed it what was received, ask for what is next."""
+    """Cuts a byte stream into frames and bodies: feed it what came, ask for what is next."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

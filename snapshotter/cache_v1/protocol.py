@@ -18,9 +18,7 @@ MAX_READ_BYTES = CHUNK_SIZE
 MAX_CHUNK_TABLE_BYTES = 64 << 20
 
 
-class _Request(
-    msgspec.Struct, tag_field="op", tag=str.lower, forbid_unknown_fields=True, frozen=True
-):
+class _Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True):
     pass
 
 
@@ -66,7 +64,7 @@ class Fetch(_Request, tag="fetch", kw_only=True):
 Request = Ping | Prepare | Open | ChunkTable | Fetch
 
 
-class _Response(msgspec.Struct, tag_field="status", frozen=True, kw_only=True, omit_defaults=True):
+class _Response(msgspec.Struct, tag_field="status", kw_only=True, omit_defaults=True):
     pass
 
 

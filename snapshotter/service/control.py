@@ -115,7 +115,7 @@ class Running(_Response, tag="running"):
 
 
 class MountRecord(msgspec.Struct, kw_only=True):
-    """One mount. ``device`` is st_dev of the view's root; ``target`` is None until it was placed."""
+    """One mount. ``device`` is st_dev of the view's root; ``target`` is None until placed."""
 
     id: str
     image: str
