@@ -1,0 +1,96 @@
+"""Which layers and options an overlay of the kernel view is made of. Pure: values in, values out.
+
+The lowers, in the order in which overlayfs searches content::
+
+    META :: OBJECTS :: GATE/g<image> :: ARRIVALS :: GATE/v
+
+META gives names, everything behind ``::`` only content (data-only lowers, Linux 6.5 and later).
+Options by their names in the kernel's Documentation/filesystems/overlayfs.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from snapshotter.errors import InvalidInputError
+
+Options = list[tuple[str, str | None]]
+"""Mount options in order; None marks a flag. Lowers are ``lowerdir+`` and ``datadir+``."""
+
+MAX_MOUNT_DATA_BYTES = 4095
+"""mount(2) takes one page of options, with its closing NUL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewLayers:
+    """The directories of one view. ``metadata`` may be ``/proc/self/fd/N`` of a detached mount."""
+
+    metadata: str
+    objects: str
+    arrivals: str
+    gate: str
+    image_number: int
+    upper: str | None = None
+    work: str | None = None
+    volatile: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.upper is None) != (self.work is None):
+            raise InvalidInputError("an upper needs a work directory beside it, and the reverse")
+        if self.volatile and self.upper is None:
+            raise InvalidInputError("a view without an upper cannot be volatile")
+
+
+def overlay_options(layers: ViewLayers) -> Options:
+    """The options of the view's overlay, as the new mount API takes them.
+
+    With an upper, metacopy and redirect_dir must both be on. Without one, redirects are followed.
+    What a kernel's own defaults might turn on is said to be off: an index ties an upper to one
+    superblock, nfs_export forbids metacopy, and xino changes inode numbers.
+    """
+    options: Options = [
+        ("lowerdir+", layers.metadata),
+        ("datadir+", layers.objects),
+        ("datadir+", f"{layers.gate}/g{layers.image_number}"),
+        ("datadir+", layers.arrivals),
+        ("datadir+", f"{layers.gate}/v"),
+        ("metacopy", "on"),
+        ("redirect_dir", "follow" if layers.upper is None else "on"),
+        ("index", "off"),
+        ("nfs_export", "off"),
+        ("xino", "off"),
+    ]
+    if layers.upper is not None:
+        options += [("upperdir", layers.upper), ("workdir", layers.work)]
+    if layers.volatile:
+        options.append(("volatile", None))
+    return options
+
+
+def mount_data(options: Iterable[tuple[str, str | None]]) -> str:
+    """The same options as one string for mount(2), where the kernel has no ``lowerdir+``.
+
+    Raises InvalidInputError when they do not fit into a page.
+    """
+    lowers, rest = "", []
+    for key, value in options:
+        if value is None:
+            rest.append(key)
+        elif key == "lowerdir+":
+            lowers += (":" if lowers else "") + _escape(value, ",:")
+        elif key == "datadir+":
+            lowers += "::" + _escape(value, ",:")
+        else:
+            rest.append(f"{key}={_escape(value, ',')}")
+    data = ",".join([f"lowerdir={lowers}", *rest])
+    if len(data.encode("utf-8", "surrogateescape")) > MAX_MOUNT_DATA_BYTES:
+        raise InvalidInputError(
+            f"overlay options of {len(data)} characters do not fit into a page: "
+            "use a shorter root or upper path"
+        )
+    return data
+
+
+def _escape(path: str, special: str) -> str:
+    return "".join(f"\\{char}" if char in special or char == "\\" else char for char in path)
