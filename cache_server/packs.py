@@ -1,0 +1,179 @@
+"""Packs: append-only files of stored chunks, numbered, below ``packs/`` (docs/formats/packs.md).
+
+Users: the library. One writer owns a pack at a time, so several ingests write several packs. A
+pack's bytes count only up to the size that the catalog has committed; what lies beyond is what a
+crash or a failed ingest left, and is cut off when the packs are opened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.errors import CorruptError
+
+PACK_SIZE = 256 << 20
+"""Bytes from which a pack gets no further chunks."""
+
+_BUFFER_BYTES = 1 << 20
+_MAX_OPEN = 256
+"""Packs kept open for reading; further ones are opened for each read."""
+
+
+@dataclass(slots=True, eq=False)
+class Pack:
+    """A pack that takes chunks. ``committed`` is the size in bytes that the catalog knows."""
+
+    name: str
+    descriptor: int
+    committed: int
+    size: int
+    buffer: bytearray
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Adds stored bytes; returns their offset. They are on disk only after ``sync``."""
+        offset = self.size
+        self.buffer += data
+        self.size += len(data)
+        if len(self.buffer) >= _BUFFER_BYTES:
+            self.flush()
+        return offset
+
+    def flush(self) -> None:
+        """Hands buffered bytes to the kernel."""
+        with memoryview(self.buffer) as view:
+            at, start = 0, self.size - len(view)
+            while at < len(view):
+                at += os.pwrite(self.descriptor, view[at:], start + at)
+        self.buffer.clear()
+
+    def sync(self) -> None:
+        """Makes everything appended durable."""
+        self.flush()
+        os.fdatasync(self.descriptor)
+
+
+class Packs:
+    """The packs in ``directory``, given the sizes that the catalog has committed.
+
+    Raises CorruptError for a pack that is missing or shorter than the catalog knows.
+    """
+
+    def __init__(self, directory: Path, committed: dict[str, int]) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._idle: list[Pack] = []
+        self._readers: dict[str, int] = {}
+        for file in directory.iterdir():
+            if file.name not in committed:
+                file.unlink()
+        for name, size in committed.items():
+            self._recover(name, size)
+        numbers = [int(name.partition(".")[0]) for name in committed]
+        self._next_number = max(numbers, default=0) + 1
+
+    def _recover(self, name: str, size: int) -> None:
+        path = self._directory / name
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise CorruptError(
+                f"pack {path} has {found} bytes, the catalog knows {size}: "
+                f"remove {self._directory.parent} and import again"
+            )
+        if found > size:
+            os.truncate(path, size)
+        if size < PACK_SIZE:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._idle.append(Pack(name, descriptor, size, size, bytearray()))
+
+    def close(self) -> None:
+        """Closes every descriptor; no call may be under way and no pack be taken."""
+        for descriptor in self._readers.values():
+            os.close(descriptor)
+        for pack in self._idle:
+            os.close(pack.descriptor)
+        self._readers.clear()
+        self._idle.clear()
+
+    def take(self) -> Pack:
+        """A pack for the caller alone, with room in it; give it back by ``keep`` or ``drop``."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            name = f"{self._next_number:06d}.pack"
+            self._next_number += 1
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return Pack(name, os.open(self._directory / name, flags, 0o600), 0, 0, bytearray())
+
+    def keep(self, pack: Pack) -> None:
+        """Gives back a pack whose bytes the catalog has committed."""
+        pack.committed = pack.size
+        if pack.size >= PACK_SIZE:
+            os.close(pack.descriptor)
+            return
+        with self._lock:
+            self._idle.append(pack)
+
+    def drop(self, pack: Pack, *, may_be_committed: bool) -> None:
+        """Gives back a pack after a failure: cuts off what was added.
+
+        Where a commit may have taken effect nothing is cut; the pack gets no more chunks until
+        the packs are opened again and the catalog says how long it is.
+        """
+        pack.buffer.clear()
+        try:
+            if not may_be_committed:
+                os.ftruncate(pack.descriptor, pack.committed)
+                pack.size = pack.committed
+        except OSError:
+            may_be_committed = True
+        if may_be_committed:
+            os.close(pack.descriptor)
+        else:
+            self.keep(pack)
+
+    def sync_names(self) -> None:
+        """Makes the names of new packs durable."""
+        sync_directory(self._directory)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """``length`` stored bytes of a pack; CorruptError if it does not have them. Any thread."""
+        descriptor = self._readers.get(name)
+        if descriptor is not None:
+            return self._read_at(descriptor, name, offset, length)
+        descriptor = self._open(name)
+        with self._lock:
+            is_kept = name not in self._readers and len(self._readers) < _MAX_OPEN
+            if is_kept:
+                self._readers[name] = descriptor
+        try:
+            return self._read_at(descriptor, name, offset, length)
+        finally:
+            if not is_kept:
+                os.close(descriptor)
+
+    def _open(self, name: str) -> int:
+        try:
+            return os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CorruptError(f"pack {name}: cannot be opened: {error}") from error
+
+    def _read_at(self, descriptor: int, name: str, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(descriptor, length, offset)
+        except OSError as error:
+            raise CorruptError(f"pack {name}: reading at {offset}: {error}") from error
+        if len(data) != length:
+            raise CorruptError(f"pack {name}: {len(data)} of {length} bytes at {offset}")
+        return data
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
