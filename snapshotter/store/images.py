@@ -10,9 +10,13 @@ import os
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.errors import CorruptError
+
+
+log = structlog.get_logger(__name__)
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +63,17 @@ def load(directory: Path, number: int) -> ImageRecord | None:
 
 
 def load_all(directory: Path) -> list[ImageRecord]:
-    """Every readable record, oldest number first."""
+    """Every record that can be read, oldest number first; one that cannot is logged and left."""
     numbers = sorted(
         int(path.stem) for path in directory.glob("[0-9]*.json") if path.stem.isdigit()
     )
-    records = (load(directory, number) for number in numbers)
-    return [record for record in records if record is not None]
+    records = []
+    for number in numbers:
+        try:
+            record = load(directory, number)
+        except CorruptError as error:
+            log.warning("image record passed over", number=number, cause=str(error))
+            continue
+        if record is not None:
+            records.append(record)
+    return records
