@@ -1,0 +1,76 @@
+"""A scripted HTTP server on loopback, for faults that a real registry does not produce."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass(slots=True)
+class Reply:
+    """What to answer. ``cut_at`` ends the connection after that many bytes of the body."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut_at: int | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """A request as it arrived."""
+
+    path: str
+    headers: Mapping[str, str]
+
+
+class ScriptedServer:
+    """Answers each GET by calling ``answer``; remembers the requests in ``seen``."""
+
+    def __init__(self, answer: Callable[[Seen], Reply]) -> None:
+        self.answer = answer
+        self.seen: list[Seen] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                request = Seen(self.path, dict(self.headers.items()))
+                owner.seen.append(request)
+                reply = owner.answer(request)
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(reply.body)))
+                self.end_headers()
+                self.wfile.write(reply.body[: reply.cut_at])
+                if reply.cut_at is not None:
+                    self.close_connection = True
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = False
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> ScriptedServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@contextmanager
+def scripted(answer: Callable[[Seen], Reply]) -> Iterator[ScriptedServer]:
+    """A running scripted server."""
+    with ScriptedServer(answer) as server:
+        yield server
