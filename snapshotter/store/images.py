@@ -15,7 +15,6 @@ import structlog
 from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.errors import CorruptError
 
-
 log = structlog.get_logger(__name__)
 
 
