@@ -95,15 +95,17 @@ class _ImageWriter:
 
     def _place_tree(self) -> None:
         root_nid = len(self.out) // SLOT_SIZE
-        stack = [(b"/", self.root, self._place_directory(b"/", self.root, root_nid))]
+        try:
+            placed = self._place_directory(self.root, root_nid)
+        except _REFUSALS as error:
+            raise _refusal(b"/", error) from error
+        stack = [(b"/", placed)]
         while stack:
-            path, inode, directory = stack.pop()
-            stack.extend(reversed(self._place_children(path, inode, directory)))
+            path, directory = stack.pop()
+            stack.extend(reversed(self._place_children(path, directory)))
 
-    def _place_children(
-        self, path: bytes, inode: Inode, directory: _Directory
-    ) -> list[tuple[bytes, Inode, _Directory]]:
-        below: list[tuple[bytes, Inode, _Directory]] = []
+    def _place_children(self, path: bytes, directory: _Directory) -> list[tuple[bytes, _Directory]]:
+        below: list[tuple[bytes, _Directory]] = []
         children = directory.children
         nids = self.nids
         name = b""
@@ -115,23 +117,22 @@ class _ImageWriter:
                 known = nids.get(id(child))
                 if child.children is not None:
                     if known is not None:
-                        raise InvalidInputError("a directory has two places")  # noqa: TRY301
-                    child_path = path + name + b"/"
-                    placed = self._place_directory(child_path, child, directory.nid)
-                    below.append((child_path, child, placed))
+                        raise InvalidInputError("a directory has two places")
+                    placed = self._place_directory(child, directory.nid)
+                    below.append((path + name + b"/", placed))
                 elif known is not None:
                     self.links[known] = self.links.get(known, 1) + 1
                 else:
                     self._place_file(child)
-        except (InvalidInputError, struct.error) as error:
-            raise InvalidInputError(f"metadata image: {path + name!r}: {error}") from error
+        except _REFUSALS as error:
+            raise _refusal(path + name, error) from error
         nlink = 2 + len(below)
         offset = directory.nid * SLOT_SIZE + erofs.INODE_NLINK_OFFSET
         self.out[offset : offset + 4] = nlink.to_bytes(4, "little")
         return below
 
-    def _place_directory(self, path: bytes, inode: Inode, parent_nid: int) -> _Directory:
-        children = _shown_children(path, inode)
+    def _place_directory(self, inode: Inode, parent_nid: int) -> _Directory:
+        children = _shown_children(inode)
         names = sorted([*children, b".", b".."])
         ends, tail_size = _split_blocks(names)
         size = (len(ends) - 1) * BLOCK_SIZE + tail_size
@@ -282,7 +283,16 @@ class _ImageWriter:
         out[place] = replace(superblock, uuid=uuid, checksum=checksum).pack()
 
 
-def _shown_children(path: bytes, inode: Inode) -> dict[bytes, Inode]:
+_REFUSALS = (InvalidInputError, struct.error)
+
+
+def _refusal(path: bytes, error: Exception) -> InvalidInputError:
+    is_range = isinstance(error, struct.error)
+    problem = "mode, owner, device number or time out of range" if is_range else error
+    return InvalidInputError(f"metadata image: {path!r}: {problem}")
+
+
+def _shown_children(inode: Inode) -> dict[bytes, Inode]:
     """A directory's children but the whiteouts; InvalidInputError for an illegal name."""
     children = inode.children or {}
     joined = b"/".join(children)
@@ -294,10 +304,7 @@ def _shown_children(path: bytes, inode: Inode) -> dict[bytes, Inode]:
         or max(map(len, children), default=0) > MAX_COMPONENT_BYTES
     ):
         for name in children:
-            try:
-                check_component(name)
-            except InvalidInputError as error:
-                raise InvalidInputError(f"metadata image: in {path!r}: {error}") from error
+            check_component(name)
     hidden = {
         name
         for name, child in children.items()

@@ -88,9 +88,9 @@ class Applier:
         try:
             for depth in range(1, len(followed) + 1):
                 above = self._root + self._resolve(b"/".join(parts[: depth - 1]))
-                if os.path.islink(above + b"/" + parts[depth - 1]):
-                    if b"/".join(parts[:depth]) in own:
-                        return
+                is_link = os.path.islink(above + b"/" + parts[depth - 1])
+                if is_link and b"/".join(parts[:depth]) in own:
+                    return
             directory = self._root + self._resolve(b"/".join(followed))
         except RefusedError:
             return
@@ -141,7 +141,7 @@ class Applier:
     def _link(self, entry: LayerEntry) -> None:
         target = self._root + self._resolve(os.path.dirname(entry.target))
         target += b"/" + os.path.basename(entry.target)
-        if not os.path.lexists(target) or os.path.isdir(target) and not os.path.islink(target):
+        if not os.path.lexists(target) or (os.path.isdir(target) and not os.path.islink(target)):
             raise RefusedError(entry.target)
         path = self._parent(entry.path) + b"/" + os.path.basename(entry.path)
         if target.startswith(path + b"/"):

@@ -52,7 +52,7 @@ def regular(
 NAMES = [b"a", b"b", b"c", b"-x", b"\xff\xfe", b"d.txt"]
 names = st.sampled_from(NAMES)
 times_ns = st.one_of(
-    st.integers(-(2**31) * 10**9, 2**33 * 10**9),
+    st.integers(-(2**30) * 10**9, 2**33 * 10**9),
     st.sampled_from([0, -1, -(10**9), 999_999_999]),
 )
 ids = st.sampled_from([0, 1, 1000, 65_534, 70_000, 4_000_000_000])
@@ -76,7 +76,6 @@ targets = st.one_of(
     st.lists(names, min_size=1, max_size=3).map(lambda parts: b"/" + b"/".join(parts)),
     st.sampled_from([b"/", b"missing/../a"]),
 )
-paths = st.lists(names, min_size=1, max_size=4).map(b"/".join)
 
 
 @st.composite
@@ -137,19 +136,33 @@ def trees(draw: st.DrawFn) -> Inode:
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> LayerEntry:
-    """One entry of a layer, of any kind; hard links may have no target."""
-    choice = draw(st.integers(0, 9))
-    path = draw(paths)
+def layer_stacks(draw: st.DrawFn) -> list[list[LayerEntry]]:
+    """Up to four layers whose entries mostly fit one another, and now and then do not."""
+    directories, files = [b""], [b"a"]
+    return [
+        [_entry(draw, directories, files) for _ in range(draw(st.integers(0, 12)))]
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+def _entry(draw: st.DrawFn, directories: list[bytes], files: list[bytes]) -> LayerEntry:
+    """One entry, noted in ``directories`` or ``files`` as what later ones may refer to."""
+    choice = draw(st.integers(0, 19))
     if choice == 0:
-        return LayerEntry(EntryKind.WHITEOUT, path)
-    if choice == 1:
-        return LayerEntry(EntryKind.OPAQUE, draw(st.one_of(paths, st.just(b""))))
-    if choice == 2:
-        return LayerEntry(EntryKind.HARD_LINK, path, target=draw(paths))
-    if choice == 3 and draw(st.booleans()):
         return LayerEntry(EntryKind.NODE, b"", **draw(attributes(stat.S_IFDIR)))
-    return LayerEntry(EntryKind.NODE, path, **draw(attributes(draw(st.sampled_from(KINDS)))))
-
-
-layers = st.lists(entries(), max_size=12)
+    if choice in (1, 2):
+        return LayerEntry(EntryKind.OPAQUE, draw(st.sampled_from(directories)))
+    parent = draw(st.sampled_from(directories))
+    path = (parent + b"/" if parent else b"") + draw(names)
+    if choice in (3, 4):
+        return LayerEntry(EntryKind.WHITEOUT, draw(st.sampled_from([*files, path])))
+    if choice in (5, 6, 7):
+        target = draw(st.sampled_from(files))
+        files.append(path)
+        return LayerEntry(EntryKind.HARD_LINK, path, target=target)
+    kind = draw(st.sampled_from(KINDS))
+    if kind in (stat.S_IFDIR, stat.S_IFLNK):
+        directories.append(path)
+    if kind != stat.S_IFDIR:
+        files.append(path)
+    return LayerEntry(EntryKind.NODE, path, **draw(attributes(kind)))

@@ -229,16 +229,16 @@ def test_depth_is_not_limited_by_recursion() -> None:
     assert len(describe(merge_layers([[node(path)], [whiteout(path)]]))) == 5000
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+STACKS = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-@given(trees.st.lists(trees.layers, min_size=1, max_size=4))
-def test_merges_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
+
+
+@STACKS
+@given(trees.layer_stacks())
+def test_merges_and_refuses_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
     with TemporaryDirectory() as temporary:
-        place = Path(temporary) / "root"
-        place.mkdir()
-        merged = merge_layers([])
-        applier = apply_layers.Applier(place)
+        merged, applier = merge_layers([]), apply_layers.Applier(Path(temporary))
         for layer in layers:
             try:
                 applier.apply(layer)
@@ -248,3 +248,27 @@ def test_merges_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
                 return
             apply_layer(merged, layer)
             assert describe(merged) == describe(applier.read_back())
+
+
+@STACKS
+@given(trees.layer_stacks())
+def test_merges_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
+    with TemporaryDirectory() as temporary:
+        merged, applier = merge_layers([]), apply_layers.Applier(Path(temporary))
+        fitting: list[list[LayerEntry]] = []
+        for layer in layers:
+            fitting.append([])
+            for entry in layer:
+                if _merges([*fitting[:-1], [*fitting[-1], entry]]):
+                    fitting[-1].append(entry)
+            apply_layer(merged, fitting[-1])
+            applier.apply(fitting[-1])
+            assert describe(merged) == describe(applier.read_back())
+
+
+def _merges(layers: list[list[LayerEntry]]) -> bool:
+    try:
+        merge_layers(layers)
+    except InvalidInputError:
+        return False
+    return True
