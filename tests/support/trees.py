@@ -33,6 +33,29 @@ def describe(root: Inode) -> dict[bytes, tuple[Any, ...]]:
     }
 
 
+def copied(root: Inode) -> Inode:
+    """A tree of new inodes, hard links shared as before."""
+    made = {id(inode): _copied(inode) for _, inode in walk(root)}
+    for _, inode in walk(root):
+        if inode.children is not None:
+            made[id(inode)].children = {n: made[id(c)] for n, c in inode.children.items()}
+    return made[id(root)]
+
+
+def _copied(inode: Inode) -> Inode:
+    return Inode(
+        inode.mode,
+        uid=inode.uid,
+        gid=inode.gid,
+        mtime_ns=inode.mtime_ns,
+        size=inode.size,
+        rdev=inode.rdev,
+        target=inode.target,
+        content=inode.content,
+        xattrs=dict(inode.xattrs),
+    )
+
+
 def directory(**children: Inode) -> Inode:
     """A 0755 directory with these children."""
     made = Inode(stat.S_IFDIR | 0o755)
