@@ -58,8 +58,7 @@ class Pack:
 class Packs:
     """The packs in ``directory``, given the sizes that the catalog has committed.
 
-    What goes beyond them is removed. Raises CorruptError, before that, for a pack that is missing
-    or shorter than the catalog knows.
+    Raises CorruptError for a pack that is missing or shorter than the catalog knows.
     """
 
     def __init__(self, directory: Path, committed: dict[str, int]) -> None:
@@ -67,20 +66,15 @@ class Packs:
         self._lock = threading.Lock()
         self._idle: list[Pack] = []
         self._readers: dict[str, int] = {}
-        for name, size in committed.items():
-            self._check(name, size)
-        for file in directory.glob("*.pack"):
+        for file in directory.iterdir():
             if file.name not in committed:
                 file.unlink()
         for name, size in committed.items():
-            os.truncate(directory / name, size)
-            if size < PACK_SIZE:
-                descriptor = os.open(directory / name, os.O_RDWR | os.O_CLOEXEC)
-                self._idle.append(Pack(name, descriptor, size, size, bytearray()))
+            self._recover(name, size)
         numbers = [int(name.partition(".")[0]) for name in committed]
         self._next_number = max(numbers, default=0) + 1
 
-    def _check(self, name: str, size: int) -> None:
+    def _recover(self, name: str, size: int) -> None:
         path = self._directory / name
         found = path.stat().st_size if path.exists() else 0
         if found < size:
@@ -88,6 +82,11 @@ class Packs:
                 f"pack {path} has {found} bytes, the catalog knows {size}: "
                 f"remove {self._directory.parent} and import again"
             )
+        if found > size:
+            os.truncate(path, size)
+        if size < PACK_SIZE:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._idle.append(Pack(name, descriptor, size, size, bytearray()))
 
     def close(self) -> None:
         """Closes every descriptor; no call may be under way and no pack be taken."""
@@ -123,8 +122,7 @@ class Packs:
         Where a commit may have taken effect nothing is cut; the pack gets no more chunks until
         the packs are opened again and the catalog says how long it is.
         """
-        # Not clear(): a traceback may still hold a view of it.
-        pack.buffer = bytearray()
+        pack.buffer.clear()
         try:
             if not may_be_committed:
                 os.ftruncate(pack.descriptor, pack.committed)

@@ -115,7 +115,10 @@ class Running(_Response, tag="running"):
 
 
 class MountRecord(msgspec.Struct, kw_only=True):
-    """One mount. ``device`` is st_dev of the view's root; ``target`` is None until placed."""
+    """One mount. ``device`` is st_dev of the view's root; ``target`` is None until placed.
+
+    ``degraded`` says what is wrong with the mount and how to mend it; empty when nothing is.
+    """
 
     id: str
     image: str
@@ -129,6 +132,7 @@ class MountRecord(msgspec.Struct, kw_only=True):
     target: str | None = None
     pid: int | None = None
     owner_pid: int | None = None
+    degraded: str = ""
 
 
 class Mounted(_Response, tag="mounted"):
