@@ -58,7 +58,8 @@ class Pack:
 class Packs:
     """The packs in ``directory``, given the sizes that the catalog has committed.
 
-    Raises CorruptError for a pack that is missing or shorter than the catalog knows.
+    What goes beyond them is removed. Raises CorruptError, before that, for a pack that is missing
+    or shorter than the catalog knows.
     """
 
     def __init__(self, directory: Path, committed: dict[str, int]) -> None:
@@ -66,15 +67,20 @@ class Packs:
         self._lock = threading.Lock()
         self._idle: list[Pack] = []
         self._readers: dict[str, int] = {}
-        for file in directory.iterdir():
+        for name, size in committed.items():
+            self._check(name, size)
+        for file in directory.glob("*.pack"):
             if file.name not in committed:
                 file.unlink()
         for name, size in committed.items():
-            self._recover(name, size)
+            os.truncate(directory / name, size)
+            if size < PACK_SIZE:
+                descriptor = os.open(directory / name, os.O_RDWR | os.O_CLOEXEC)
+                self._idle.append(Pack(name, descriptor, size, size, bytearray()))
         numbers = [int(name.partition(".")[0]) for name in committed]
         self._next_number = max(numbers, default=0) + 1
 
-    def _recover(self, name: str, size: int) -> None:
+    def _check(self, name: str, size: int) -> None:
         path = self._directory / name
         found = path.stat().st_size if path.exists() else 0
         if found < size:
@@ -82,11 +88,6 @@ class Packs:
                 f"pack {path} has {found} bytes, the catalog knows {size}: "
                 f"remove {self._directory.parent} and import again"
             )
-        if found > size:
-            os.truncate(path, size)
-        if size < PACK_SIZE:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._idle.append(Pack(name, descriptor, size, size, bytearray()))
 
     def close(self) -> None:
         """Closes every descriptor; no call may be under way and no pack be taken."""
@@ -122,7 +123,8 @@ class Packs:
         Where a commit may have taken effect nothing is cut; the pack gets no more chunks until
         the packs are opened again and the catalog says how long it is.
         """
-        pack.buffer.clear()
+        # Not clear(): a traceback may still hold a view of it.
+        pack.buffer = bytearray()
         try:
             if not may_be_committed:
                 os.ftruncate(pack.descriptor, pack.committed)

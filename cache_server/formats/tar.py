@@ -42,7 +42,7 @@ _TYPE_BITS = {
     b"5": stat.S_IFDIR,
     b"6": stat.S_IFIFO,
 }
-_REGULAR = b"0\07"
+_REGULAR = b"07\x00"
 _WHITEOUT = b".wh."
 _AUFS = b".wh..wh."
 _OPAQUE = b".wh..wh..opq"
@@ -193,7 +193,7 @@ def _entry_named(
     header: bytes, kind: bytes, extensions: Extensions, raw: bytes
 ) -> tuple[LayerEntry | None, int]:
     path = parse_path(raw)
-    if kind in b"0\0" and raw.endswith(b"/"):
+    if kind == b"\0" and raw.endswith(b"/"):
         kind = b"5"
     is_regular = kind in _REGULAR
     size = extensions.number(b"size", header[124:136]) if is_regular else 0

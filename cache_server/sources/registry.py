@@ -19,6 +19,7 @@ import httpx
 import msgspec
 
 from cache_server.library import BlobDescriptor
+from cache_server.sources.credentials import Credentials
 from cache_server.sources.manifest import (
     INDEX_TYPES,
     MANIFEST_TYPES,
@@ -37,9 +38,6 @@ from snapshotter.errors import (
 )
 
 T = TypeVar("T")
-Credentials = tuple[str, str]
-"""User name and password for one registry."""
-
 _DOCKER_HUB = "registry-1.docker.io"
 _ATTEMPTS = 4
 _MAX_RETRY_AFTER_S = 10.0

@@ -69,9 +69,10 @@ class _Response(msgspec.Struct, tag_field="status", kw_only=True, omit_defaults=
 
 
 class Ready(_Response, tag="ready"):
-    """The answer to ping."""
+    """The answer to ping. ``counters`` are totals since the server's start, by name."""
 
     features: list[str]
+    counters: dict[str, int] = {}
 
 
 class Progress(_Response, tag="progress"):

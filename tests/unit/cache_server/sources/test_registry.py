@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from cache_server.library import BlobDescriptor
+from cache_server.sources.credentials import Credentials
 from cache_server.sources.manifest import ResolvedImage
 from cache_server.sources.reference import RegistryReference, parse_reference
-from cache_server.sources.registry import Credentials, RegistrySource, make_client
+from cache_server.sources.registry import RegistrySource, make_client
 from snapshotter.errors import (
     AccessDeniedError,
     CorruptError,

@@ -1,0 +1,271 @@
+"""The ``cache-server`` command. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cache_server.library import StoredImage
+    from snapshotter.cache_v1.protocol import Prepared, Progress
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="""Turns container images into content that snapshotters fetch piece by piece.
+
+The snapshotter's daemon starts one by itself. Run one on your own to prepare images ahead, or to
+share one among several daemons of a host:
+
+\b
+  cache-server import docker://docker.io/library/debian:12
+  cache-server images
+  cache-server serve --socket /run/snapshotter/cache.sock
+
+Exit codes: 0 done, 1 failed, 2 bad input, 3 not found, 4 access denied, 5 unavailable (try
+again), 6 busy, 7 corrupt, 8 not supported.
+""",
+)
+
+_WARNING = 30
+
+RootOption = Annotated[
+    Optional[Path],  # noqa: UP045 - typer evaluates it
+    typer.Option(
+        "--root", help="Where packs and catalog are. Default: as the daemon's.", show_default=False
+    ),
+]
+TokenOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--token-file", help="A file with the secret that requests must carry.", show_default=False
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def main() -> None:
+    """Runs the command line; our errors become one line on stderr and an exit code."""
+    from snapshotter.errors import SnapshotterError
+
+    try:
+        app()
+    except SnapshotterError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.command()
+def serve(
+    root: RootOption = None,
+    socket: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--socket", help="The Unix socket to serve on.", show_default=False),
+    ] = None,
+    token_file: TokenOption = None,
+    log_level: Annotated[str, typer.Option("--log-level", help="info or debug.")] = "info",
+) -> None:
+    """Serve images to snapshotters until SIGTERM.
+
+    Only this user and root can connect. The log goes to stderr, one JSON object a line.
+    """
+    from cache_server import serving
+    from snapshotter.errors import InvalidInputError
+    from snapshotter.paths import default_paths
+    from snapshotter.telemetry import configure_logging
+
+    if log_level not in ("info", "debug"):
+        raise InvalidInputError(f"--log-level {log_level}: write info or debug")
+    configure_logging("cache-server", verbose=log_level == "debug")
+    paths = default_paths()
+    serving.serve(
+        root or paths.server_root,
+        (socket or paths.cache_socket).absolute(),
+        token=_token(token_file),
+    )
+
+
+@app.command(name="import")
+def import_(
+    image: Annotated[
+        str, typer.Argument(help="docker://HOST/NAME[:TAG][@DIGEST], NAME[:TAG], or oci:DIR[:TAG].")
+    ],
+    root: RootOption = None,
+    architecture: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Go's name, such as amd64 or arm/v7. Default: this host's.", show_default=False
+        ),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option(help="Ask the registry whether the tag has moved.")
+    ] = False,
+    authfile: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Credentials, as podman and docker write them.", show_default=False),
+    ] = None,
+    token_file: TokenOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make an image ready: download its layers, and merge what they say.
+
+    An image that is known already is answered at once; --refresh asks its registry anew. If a
+    server runs on the root, it is asked to do the work.
+
+    \b
+      cache-server import debian:12
+      cache-server import --refresh docker://127.0.0.1:5000/tools:latest
+      cache-server import oci:./layout:v1 --architecture arm64
+    """
+    import structlog
+
+    from cache_server.importing import import_image
+    from snapshotter.cache_v1.protocol import Prepare
+    from snapshotter.paths import default_paths
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_WARNING))
+    request = Prepare(
+        image=_absolute(image),
+        architecture=architecture or _host_architecture(),
+        refresh=refresh,
+        progress=True,
+        authfile=str(authfile.absolute()) if authfile else None,
+    )
+    with _ProgressBar(image) as bar:
+        prepared = import_image(
+            root or default_paths().server_root, request, bar.show, token=_token(token_file)
+        )
+    _print_prepared(image, prepared, as_json=json)
+
+
+@app.command()
+def images(root: RootOption = None, json: JsonOption = False) -> None:
+    """List the images that are ready, oldest first."""
+    from cache_server.catalog import Catalog
+    from snapshotter.paths import default_paths
+
+    catalog_path = (root or default_paths().server_root) / "catalog.db"
+    stored: list[StoredImage] = []
+    if catalog_path.exists():
+        catalog = Catalog(catalog_path)
+        try:
+            stored = catalog.images()
+        finally:
+            catalog.close()
+    if json:
+        _print_json(stored)
+    else:
+        _print_table(stored)
+
+
+class _ProgressBar:
+    """A bar on stderr if that is a terminal, else nothing."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self.show: Callable[[Progress], None] = lambda progress: None
+
+    def __enter__(self) -> _ProgressBar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+            self._bar = Progress(
+                "{task.description}",
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(f"{self._image}: resolve", total=None)
+            self.show = self._update
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty():
+            self._bar.stop()
+
+    def _update(self, progress: Progress) -> None:
+        self._bar.update(
+            self._task,
+            description=f"{self._image}: {progress.phase}",
+            completed=progress.done_bytes,
+            total=progress.total_bytes,
+        )
+
+
+def _print_prepared(image: str, prepared: Prepared, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(prepared)
+        return
+    totals = prepared.totals
+    size = f", {totals.files:,} files, {totals.bytes:,} bytes" if totals else ""
+    print(f"{image}: ready ({prepared.architecture}{size}, {len(prepared.layers)} layers)")
+    print(prepared.digest)
+
+
+def _print_table(stored: list[StoredImage]) -> None:
+    rows = [
+        (
+            ", ".join(image.references) or "-",
+            image.prepared.architecture,
+            (image.prepared.digest or "-").removeprefix("sha256:")[:12],
+            str(image.prepared.totals.files) if image.prepared.totals else "-",
+            str(image.prepared.totals.bytes) if image.prepared.totals else "-",
+        )
+        for image in stored
+    ]
+    titles = ("REFERENCE", "ARCHITECTURE", "DIGEST", "FILES", "BYTES")
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+
+
+def _absolute(image: str) -> str:
+    """The reference with a layout's directory made absolute, for a server elsewhere."""
+    if not image.startswith("oci:"):
+        return image
+    directory, colon, tag = image.removeprefix("oci:").partition(":")
+    return f"oci:{Path(directory).absolute()}{colon}{tag}"
+
+
+def _host_architecture() -> str:
+    machine = os.uname().machine
+    known = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm/v7", "i686": "386"}
+    return known.get(machine, machine)
+
+
+def _token(path: Path | None) -> str | None:
+    from snapshotter.errors import InvalidInputError
+
+    if path is None:
+        return None
+    token = path.read_text().strip()
+    if not token:
+        raise InvalidInputError(f"token file {path}: it is empty")
+    return token
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    print(f"cache-server: {message}", file=sys.stderr)
+    sys.exit(exit_code)

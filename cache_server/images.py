@@ -1,0 +1,101 @@
+"""What is answered for an image: from its manifest and config, without I/O."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from cache_server.sources.manifest import ResolvedImage, RunConfig
+from snapshotter.cache_v1.protocol import Layer, MetadataImage, Prepared, Totals
+from snapshotter.digest import format_digest, sha256
+from snapshotter.errors import UnsupportedError
+from snapshotter.names import ContentName
+
+MAX_CONFIG_BYTES = 512 << 10
+"""The largest config that fits an answer's frame besides what is taken out of it."""
+
+
+def image_handle(manifest_digest: str, architecture: str) -> str:
+    """The handle of an image: opaque to clients, the same for the same manifest for ever."""
+    return _handle("image", manifest_digest, architecture)
+
+
+def unmerged(image: ResolvedImage, architecture: str) -> Prepared:
+    """The answer for an image that has no metadata image yet.
+
+    Raises UnsupportedError for a config that does not fit an answer.
+    """
+    if len(image.config) > MAX_CONFIG_BYTES:
+        raise UnsupportedError(
+            f"image {image.digest}: its config has {len(image.config)} bytes"
+            f" ({MAX_CONFIG_BYTES} at most)"
+        )
+    run = image.parsed_config.config or RunConfig()
+    diff_ids = [layer.diff_id for layer in image.layers]
+    return Prepared(
+        image_handle=image_handle(image.digest, architecture),
+        metadata_generation=0,
+        digest=image.digest,
+        architecture=architecture,
+        env=_environment(run.env or []),
+        entrypoint=run.entrypoint,
+        cmd=run.cmd,
+        config=image.config.decode(),
+        totals=None,
+        layers=[
+            Layer(
+                digest=layer.blob.digest,
+                diff_id=layer.diff_id,
+                chain_id=chain_id,
+                size=layer.blob.size,
+                media_type=layer.blob.media_type,
+            )
+            for layer, chain_id in zip(image.layers, chain_ids(diff_ids), strict=True)
+        ],
+        metadata_image=None,
+    )
+
+
+def merged(prepared: Prepared, generation: int, name: ContentName, totals: Totals) -> Prepared:
+    """The answer once its metadata image is made."""
+    image = MetadataImage(format_digest(name.content_id), name.size)
+    return msgspec.structs.replace(
+        prepared, metadata_generation=generation, metadata_image=image, totals=totals
+    )
+
+
+def of_chain(prepared: Prepared, chain_id: str) -> Prepared:
+    """The unmerged answer for the layers of an image up to ``chain_id``, which it has."""
+    count = [layer.chain_id for layer in prepared.layers].index(chain_id) + 1
+    return Prepared(
+        image_handle=_handle("chain", chain_id, prepared.architecture),
+        metadata_generation=0,
+        digest=None,
+        architecture=prepared.architecture,
+        env={},
+        entrypoint=None,
+        cmd=None,
+        config=None,
+        totals=None,
+        layers=prepared.layers[:count],
+        metadata_image=None,
+    )
+
+
+def chain_ids(diff_ids: list[str]) -> list[str]:
+    """The chain id of each layer with those below it (image-spec, config.md)."""
+    chains: list[str] = []
+    for diff_id in diff_ids:
+        below = f"{chains[-1]} " if chains else ""
+        chains.append(format_digest(sha256((below + diff_id).encode())) if below else diff_id)
+    return chains
+
+
+def _handle(*parts: str) -> str:
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _environment(entries: list[str]) -> dict[str, str]:
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name}

@@ -1,0 +1,44 @@
+"""Runs the server as a process: the root's lock, its library, signals, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from cache_server.app import Server
+from cache_server.library import Library
+from cache_server.root_lock import RootLock
+from cache_server.sources.opening import Sources
+
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter from others. With Python's 5 ms a fetch waits for
+ingest and merge at every turn (docs/results/companions.md has the figures)."""
+
+log = structlog.get_logger(__name__)
+
+
+def serve(root: Path, socket: Path, *, token: str | None = None) -> None:
+    """Serves ``root`` on ``socket`` until SIGTERM or SIGINT; BusyError if either is taken."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with RootLock(root, socket=socket), Library(root) as library:
+        asyncio.run(_serve(library, socket, token))
+
+
+async def _serve(library: Library, socket: Path, token: str | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sources = Sources()
+    server = Server(library, sources.open, token=token)
+    try:
+        await server.listen(socket)
+        await stop.wait()
+        log.info("stopping", **server.counters.snapshot())
+    finally:
+        await server.aclose()
+        await sources.aclose()

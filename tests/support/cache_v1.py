@@ -1,0 +1,134 @@
+"""A cache server in a thread of this process, and a plain blocking client for its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cache_server.app import Limits, Server
+from cache_server.library import Library
+from cache_server.prepare import OpenSource
+from cache_server.sources.opening import Sources
+from snapshotter.framing import FrameDecoder, encode_frame
+
+T = TypeVar("T")
+
+
+class RunningServer:
+    """A server on ``path``. ``on_loop`` runs a coroutine where it lives."""
+
+    def __init__(self, path: Path, library: Library) -> None:
+        self.path = path
+        self.library = library
+        self.server: Server
+        self.loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def client(self) -> Client:
+        return Client(self.path)
+
+
+@contextmanager
+def running_server(
+    directory: Path,
+    *,
+    open_source: OpenSource | None = None,
+    token: str | None = None,
+    limits: Limits = Limits(),
+) -> Iterator[RunningServer]:
+    """A server with its root and socket below ``directory``."""
+    sources = Sources()
+    running = RunningServer(directory / "cache.sock", Library(directory / "root"))
+    started: threading.Event = threading.Event()
+    stop: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        running.loop = asyncio.get_running_loop()
+        running.server = Server(
+            running.library, open_source or sources.open, token=token, limits=limits
+        )
+        await running.server.listen(running.path)
+        ended = asyncio.Event()
+        stop.append(ended.set)
+        started.set()
+        await ended.wait()
+        await running.server.aclose()
+        await sources.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert started.wait(10), "the server did not start"
+        yield running
+    finally:
+        for end in stop:
+            running.loop.call_soon_threadsafe(end)
+        thread.join(30)
+        running.library.close()
+
+
+class Client:
+    """One connection. Answers are (fields, body) pairs; body is b"" but for ``data``."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(str(path))
+        self._decoder = FrameDecoder()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send_raw(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def send(self, request: dict[str, Any], *, version: int = 2, token: str | None = None) -> None:
+        envelope = {"version": version, "token": token, "request": request}
+        self.send_raw(encode_frame(json.dumps(envelope).encode()))
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """The next answer; EOFError if the server has closed."""
+        while (frame := self._decoder.next_frame()) is None:
+            self._feed()
+        fields = json.loads(frame)
+        if fields["status"] != "data":
+            return fields, b""
+        while (body := self._decoder.next_body(fields["length"])) is None:
+            self._feed()
+        return fields, body
+
+    def ask(self, request: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """Sends a request and returns its one answer, or the last after any progress."""
+        self.send(request, **options)
+        while (fields := self.receive()[0])["status"] == "progress":
+            pass
+        return fields
+
+    def fetch(self, chunks: list[str], **fields: Any) -> list[tuple[dict[str, Any], bytes]]:
+        """Everything that a fetch is answered, without the ``done`` at its end."""
+        self.send({"op": "fetch", "chunks": chunks, **fields})
+        answers = []
+        while (answer := self.receive())[0]["status"] != "done":
+            answers.append(answer)
+        return answers
+
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection without another word."""
+        return not self._decoder.next_frame() and self._socket.recv(1) == b""
+
+    def _feed(self) -> None:
+        data = self._socket.recv(1 << 18)
+        if not data:
+            raise EOFError("the server closed the connection")
+        self._decoder.feed(data)

@@ -1,0 +1,300 @@
+"""Preparing images: shared work, cancellation, what is known afterwards, failures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_server.library import BlobDescriptor, Library
+from cache_server.prepare import Preparer
+from cache_server.sources.manifest import Descriptor
+from cache_server.sources.reference import Reference
+from cache_server.sources.source import Source
+from snapshotter.cache_v1.protocol import Open, Prepare, Prepared
+from snapshotter.errors import (
+    BusyError,
+    CorruptError,
+    InvalidInputError,
+    NotFoundError,
+    SnapshotterError,
+    UnavailableError,
+)
+from tests.support.images import Image, Layer, file
+
+LAYERS = [Layer([file(f"f{n}", bytes([n]) * 2_000_000)], compression="none") for n in range(3)]
+
+
+class HeldSource(Source):
+    """Serves one image; its blobs come only once ``release`` is set."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__("held")
+        self.image = image
+        self.release = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.opened: list[str] = []
+        self.resolved = 0
+        self.resolved_twice = asyncio.Event()
+        self.error: SnapshotterError | None = None
+
+    async def _top(self, architecture: str) -> bytes:
+        self.resolved += 1
+        if self.resolved == 2:
+            self.resolved_twice.set()
+        if self.error is not None:
+            raise self.error
+        return self.image.manifest
+
+    async def _manifest(self, descriptor: Descriptor) -> bytes:
+        raise AssertionError
+
+    async def _config(self, descriptor: Descriptor) -> bytes:
+        return self.image.config
+
+    @asynccontextmanager
+    async def open_blob(self, descriptor: BlobDescriptor) -> AsyncIterator[AsyncIterator[bytes]]:
+        self.opened.append(descriptor.digest)
+        yield self._pieces(descriptor.digest)
+
+    async def _pieces(self, digest: str) -> AsyncIterator[bytes]:
+        blob = next(x.blob for x in self.image.layers if x.descriptor["digest"] == digest)
+        yield blob[:500_000]
+        self.reached.set()
+        await self.release.wait()
+        if self.error is not None:
+            raise self.error
+        yield blob[500_000:]
+
+
+Scenario = Callable[[Preparer, HeldSource, Library], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Scenario], None]:
+    """Runs a scenario with a preparer over a fresh library."""
+
+    async def play(scenario: Scenario) -> None:
+        source = HeldSource(Image(LAYERS))
+        with Library(tmp_path / "root") as library:
+
+            def open_source(reference: Reference, authfile: str | None) -> Source:
+                return source
+
+            preparer = Preparer(library, open_source, workers=1, queue=1)
+            try:
+                await scenario(preparer, source, library)
+            finally:
+                await preparer.aclose()
+
+    return lambda scenario: asyncio.run(asyncio.wait_for(play(scenario), 30))
+
+
+def request(image: str = "localhost/a:v1", **fields: Any) -> Prepare:
+    return Prepare(image=image, architecture="amd64", **fields)
+
+
+def test_two_askers_share_one_download(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        first = preparer.start(request())
+        await source.reached.wait()
+        second = preparer.start(request())
+        source.release.set()
+        assert await first.task == await second.task
+        assert sorted(source.opened) == sorted(x.descriptor["digest"] for x in LAYERS)
+
+    run(scenario)
+
+
+def test_different_requests_share_layers(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        preparer._slots = asyncio.Semaphore(2)
+        first = preparer.start(request())
+        await source.reached.wait()
+        second = preparer.start(request("localhost/b:v1"))
+        await source.resolved_twice.wait()
+        source.release.set()
+        await asyncio.gather(first.task, second.task)
+        assert len(source.opened) == len(LAYERS)
+        found = library.find_image(first.task.result().image_handle)
+        assert found is not None
+        assert set(found.references) == {"docker://localhost/a:v1", "docker://localhost/b:v1"}
+
+    run(scenario)
+
+
+def test_asker_that_leaves_does_not_end_the_work(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        preparation = preparer.start(request())
+
+        async def wait() -> Prepared:
+            return await asyncio.shield(preparation.task)
+
+        waiter = asyncio.create_task(wait())
+        await source.reached.wait()
+        waiter.cancel()
+        await asyncio.wait({waiter})
+        source.release.set()
+        assert (await preparation.task).metadata_image is not None
+
+    run(scenario)
+
+
+def test_known_image_is_answered_without_its_source(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        first = await preparer.start(request()).task
+        assert await preparer.start(request()).task == first
+        assert source.resolved == 1
+        assert await preparer.start(request(refresh=True)).task == first
+        assert source.resolved == 2
+        assert len(source.opened) == len(LAYERS)
+
+    run(scenario)
+
+
+def test_refresh_follows_a_moved_tag(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        old = await preparer.start(request()).task
+        source.image = Image(LAYERS[:2])
+        new = await preparer.start(request(refresh=True)).task
+        assert new.image_handle != old.image_handle
+        assert len(source.opened) == len(LAYERS)
+        assert await preparer.start(request()).task == new
+        handle = Open(handle=old.image_handle, architecture="amd64")
+        assert await preparer.open(handle) == old
+
+    run(scenario)
+
+
+def test_refresh_of_a_known_image_fails_when_its_source_is_away(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        await preparer.start(request()).task
+        source.error = UnavailableError("away")
+        with pytest.raises(UnavailableError, match="away"):
+            await preparer.start(request(refresh=True)).task
+        await preparer.start(request()).task
+
+    run(scenario)
+
+
+def test_merge_is_left_out_and_made_up_for_later(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        bare = await preparer.start(request(merge=False)).task
+        assert bare.metadata_image is None
+        stored = library.find_image(bare.image_handle)
+        assert stored is not None
+        assert stored.prepared.metadata_image is None
+        opened = await preparer.open(Open(handle=bare.image_handle, architecture="amd64"))
+        assert opened.metadata_image is not None
+        assert opened.image_handle == bare.image_handle
+
+    run(scenario)
+
+
+def test_broken_download_fails_all_askers_and_the_next_try_works(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        first, second = preparer.start(request()), preparer.start(request())
+        await source.reached.wait()
+        source.error = UnavailableError("cut")
+        source.release.set()
+        for preparation in (first, second):
+            with pytest.raises(UnavailableError, match="cut"):
+                await preparation.task
+        # the other layers' downloads are shared work and end by themselves
+        await asyncio.gather(*preparer._layers._tasks.values(), return_exceptions=True)
+        source.error = None
+        await preparer.start(request()).task
+
+    run(scenario)
+
+
+def test_wrong_blob_is_corrupt_and_nothing_is_known(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        wrong = Layer([file("f", b"x" * 600_000)], compression="none")
+        wrong.blob = wrong.blob[:-1] + b"\1"
+        source.image = Image([wrong])
+        with pytest.raises(CorruptError):
+            await preparer.start(request()).task
+        assert library.layer(wrong.diff_id) is None
+        assert library.images() == []
+
+    run(scenario)
+
+
+def test_closing_ends_downloads_under_way(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        preparation = preparer.start(request())
+        await source.reached.wait()
+        await preparer.aclose()
+        assert preparation.task.cancelled()
+        assert all(library.layer(layer.diff_id) is None for layer in LAYERS)
+
+    run(scenario)
+
+
+def test_too_many_waiting_images_are_busy(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        held = [preparer.start(request(f"localhost/{n}:v1")) for n in range(2)]
+        await source.reached.wait()
+        with pytest.raises(BusyError):
+            await preparer.start(request("localhost/2:v1")).task
+        source.release.set()
+        for preparation in held:
+            await preparation.task
+
+    run(scenario)
+
+
+def test_progress_counts_blobs_of_missing_layers(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        preparation = preparer.start(request())
+        assert preparation.progress.phase == "resolve"
+        await source.reached.wait()
+        progress = preparation.progress
+        assert progress.phase == "download"
+        assert progress.total_bytes == sum(len(layer.blob) for layer in LAYERS)
+        assert progress.layer in {layer.descriptor["digest"] for layer in LAYERS}
+        source.release.set()
+        await preparation.task
+        assert preparation.progress.phase == "merge"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"image": "oci:relative"},
+        {"architecture": "x y"},
+        {"architecture": ""},
+        {"authfile": "relative"},
+    ],
+)
+def test_bad_requests_are_refused_at_once(
+    run: Callable[[Scenario], None], bad: dict[str, str]
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        fields = {"image": "localhost/a", "architecture": "amd64", **bad}
+        with pytest.raises(InvalidInputError):
+            preparer.start(Prepare(**fields))
+
+    run(scenario)
+
+
+def test_open_of_what_was_never_prepared_is_not_found(run: Callable[[Scenario], None]) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        with pytest.raises(NotFoundError):
+            await preparer.open(Open(handle="sha256:0", architecture="amd64"))
+
+    run(scenario)
