@@ -27,6 +27,7 @@ _DEVICES = (stat.S_IFCHR, stat.S_IFBLK)
 _DOTS = (b".", b"..")
 _TYPE_BITS = {number: bits for bits, number in erofs.FILE_TYPES.items()}
 _DIRENT_NID = struct.Struct("<Q")
+_NAME_START = struct.Struct("<H")
 
 
 class ImageInode(msgspec.Struct, frozen=True, gc=False):
@@ -145,12 +146,12 @@ class ImageReader:
             block = self._directory_block(directory, number)
             begin = place // DIRENT_SIZE if number == index else 0
             for position in range(begin, block.count):
-                name = block.name(position)
-                if name <= last:
+                entry = block.entry(position)
+                if entry.name <= last:
                     raise CorruptError(f"metadata image: names of nid {nid} are out of order")
-                last = name
-                if name not in _DOTS:
-                    yield block.entry(position, name)
+                last = entry.name
+                if last not in _DOTS:
+                    yield entry
 
     def readlink(self, nid: int) -> bytes:
         """The target of the symbolic link ``nid``."""
@@ -179,7 +180,7 @@ class ImageReader:
             name = image_xattrs.content_name(self._xattr_area(inode))
         except CorruptError as error:
             raise CorruptError(f"metadata image: nid {nid}: {error}") from error
-        if name is None or name.size != inode.size:
+        if name.size != inode.size:
             raise CorruptError(f"metadata image: nid {nid} of {inode.size} bytes names {name}")
         return name
 
@@ -290,39 +291,42 @@ class _DirectoryBlock:
     __slots__ = ("_data", "_directory_nid", "_offset", "count")
 
     def __init__(self, data: memoryview, directory_nid: int, offset: int) -> None:
-        self._data = data
+        self._data = bytes(data)
         self._directory_nid = directory_nid
         self._offset = offset
-        first = int.from_bytes(data[8:10], "little") if len(data) >= DIRENT_SIZE else 0
-        self.count, odd = divmod(first, DIRENT_SIZE)
-        if not self.count or odd or first > len(data):
+        first: int = _NAME_START.unpack_from(self._data, 8)[0] if len(data) >= DIRENT_SIZE else 0
+        self.count = first // DIRENT_SIZE
+        if not self.count or first % DIRENT_SIZE or first > len(data):
             raise self._corrupt()
 
     def name(self, position: int) -> bytes:
-        """The name at ``position``; CorruptError if it is not a legal one."""
-        begin = self._name_start(position)
-        last = position + 1 == self.count
-        end = len(self._data) if last else self._name_start(position + 1)
-        name = bytes(self._data[begin:end])
-        if last:  # A block that is not the directory's last is filled up with NULs.
-            name = name.partition(b"\0")[0]
+        """The bytes of the name at ``position``."""
+        data = self._data
+        begin = _NAME_START.unpack_from(data, position * DIRENT_SIZE + 8)[0]
+        if position + 1 < self.count:
+            end = _NAME_START.unpack_from(data, position * DIRENT_SIZE + 8 + DIRENT_SIZE)[0]
+        else:  # A block that is not the directory's last is filled up with NULs.
+            end = data.find(b"\0", begin)
+            end = len(data) if end < 0 else end
+        if not begin < end <= len(data):
+            raise self._corrupt()
+        return data[begin:end]
+
+    def entry(self, position: int) -> DirectoryEntry:
+        """The entry at ``position``; CorruptError if its name or type is not a legal one."""
+        name = self.name(position)
+        nid, _, kind, _ = erofs.DIRENT.unpack_from(self._data, position * DIRENT_SIZE)
+        type_bits = _TYPE_BITS.get(kind)
+        if type_bits is None:
+            raise self._corrupt()
         if name not in _DOTS:
             try:
                 check_component(name)
             except InvalidInputError as error:
                 raise self._corrupt() from error
-        return name
-
-    def entry(self, position: int, name: bytes) -> DirectoryEntry:
-        """The entry at ``position``, whose name was read already."""
-        nid, _, kind, _ = erofs.DIRENT.unpack_from(self._data, position * DIRENT_SIZE)
-        type_bits = _TYPE_BITS.get(kind)
-        if type_bits is None:
-            raise self._corrupt()
+        after = self._offset + (position + 1) * DIRENT_SIZE
         if position + 1 == self.count:
-            after = (self._offset // BLOCK_SIZE + 1) * BLOCK_SIZE
-        else:
-            after = self._offset + (position + 1) * DIRENT_SIZE
+            after = self._offset + BLOCK_SIZE
         return DirectoryEntry(name, nid, type_bits, after)
 
     def find(self, name: bytes) -> int | None:
@@ -339,10 +343,6 @@ class _DirectoryBlock:
             else:
                 high = middle
         return None
-
-    def _name_start(self, position: int) -> int:
-        at = position * DIRENT_SIZE + 8
-        return int.from_bytes(self._data[at : at + 2], "little")
 
     def _corrupt(self) -> CorruptError:
         return CorruptError(

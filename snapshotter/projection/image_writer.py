@@ -34,6 +34,7 @@ MAX_LINK_TARGET = 4095
 _TYPE = 0o170000
 _NS = 1_000_000_000
 _PAD = tuple(bytes(-length % SLOT_SIZE) for length in range(SLOT_SIZE))
+_pack_inode = erofs.INODE.pack
 _OUTSIDE_CHUNK = erofs.OUTSIDE.to_bytes(4, "little")
 _META_START = erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK_SIZE
 
@@ -140,11 +141,9 @@ class _ImageWriter:
         head = INODE_SIZE + len(xattrs)
         inline = self._make_room(head, tail_size)
         layout = erofs.LAYOUT_INLINE if inline else erofs.LAYOUT_PLAIN
-        nid = self._put_inode(inode, xattrs, layout, size, erofs.NO_BLOCK)
-        tail_offset = len(self.out) if inline else 0
-        if inline:
-            self.out += bytes(tail_size)
-        self._pad_slot()
+        tail = bytes(tail_size) if inline else b""
+        nid = self._put_inode(inode, xattrs, layout, size, erofs.NO_BLOCK, tail)
+        tail_offset = nid * SLOT_SIZE + head if inline else 0
         placed = _Directory(nid, parent_nid, names, children, ends, tail_offset)
         self.directories.append(placed)
         return placed
@@ -159,7 +158,6 @@ class _ImageWriter:
             device = kind in (stat.S_IFCHR, stat.S_IFBLK)
             start = inode.rdev if device else erofs.NO_BLOCK
             self._put_inode(inode, xattr_area(inode.xattrs), erofs.LAYOUT_PLAIN, 0, start)
-            self._pad_slot()
         else:
             raise InvalidInputError(f"unknown type {inode.mode:o}")
 
@@ -168,16 +166,14 @@ class _ImageWriter:
         if not size:
             xattrs = xattr_area(inode.xattrs)
             self._put_inode(inode, xattrs, erofs.LAYOUT_PLAIN, 0, erofs.NO_BLOCK)
-        else:
-            if not 0 < size <= erofs.MAX_CHUNKED_SIZE:
-                raise InvalidInputError(f"{size} bytes; {erofs.MAX_CHUNKED_SIZE} is the limit")
-            if len(inode.content) != DIGEST_SIZE:
-                raise InvalidInputError("a non-empty file without a content id")
-            xattrs = content_area(inode.content, size, inode.xattrs)
-            bits = erofs.chunk_bits(size)
-            self._put_inode(inode, xattrs, erofs.LAYOUT_CHUNKED, size, bits)
-            self.out += _OUTSIDE_CHUNK
-        self._pad_slot()
+            return
+        if not 0 < size <= erofs.MAX_CHUNKED_SIZE:
+            raise InvalidInputError(f"{size} bytes; {erofs.MAX_CHUNKED_SIZE} is the limit")
+        if len(inode.content) != DIGEST_SIZE:
+            raise InvalidInputError("a non-empty file without a content id")
+        xattrs = content_area(inode.content, size, inode.xattrs)
+        bits = erofs.chunk_bits(size)
+        self._put_inode(inode, xattrs, erofs.LAYOUT_CHUNKED, size, bits, _OUTSIDE_CHUNK)
 
     def _place_link(self, inode: Inode) -> None:
         target = inode.target
@@ -186,25 +182,28 @@ class _ImageWriter:
             raise InvalidInputError(f"link target of {size} bytes; 1 to 4095 without NUL are legal")
         xattrs = xattr_area(inode.xattrs)
         if self._make_room(INODE_SIZE + len(xattrs), size):
-            self._put_inode(inode, xattrs, erofs.LAYOUT_INLINE, size, erofs.NO_BLOCK)
-            self.out += target
+            self._put_inode(inode, xattrs, erofs.LAYOUT_INLINE, size, erofs.NO_BLOCK, target)
         else:
             nid = self._put_inode(inode, xattrs, erofs.LAYOUT_PLAIN, size, erofs.NO_BLOCK)
             self.long_targets.append((nid, target))
-        self._pad_slot()
 
-    def _put_inode(self, inode: Inode, xattrs: bytes, layout: int, size: int, start: int) -> int:
-        """Appends the inode and its xattrs; its nid."""
+    def _put_inode(
+        self, inode: Inode, xattrs: bytes, layout: int, size: int, start: int, tail: bytes = b""
+    ) -> int:
+        """Appends the inode, its xattrs and what belongs behind them; its nid."""
         out = self.out
-        nid = len(out) // SLOT_SIZE
         nids = self.nids
-        nids[id(inode)] = nid
+        nid = nids[id(inode)] = len(out) // SLOT_SIZE
         seconds, nanoseconds = divmod(inode.mtime_ns, _NS)
-        out += erofs.INODE.pack(
-            erofs.INODE_EXTENDED | layout << 1, erofs.xattr_count(len(xattrs)), inode.mode, 0,
-            size, start, len(nids), inode.uid, inode.gid, seconds, nanoseconds, 1,
-        )  # fmt: skip
-        out += xattrs
+        out += b"".join((
+            _pack_inode(
+                erofs.INODE_EXTENDED | layout << 1, erofs.xattr_count(len(xattrs)), inode.mode, 0,
+                size, start, len(nids), inode.uid, inode.gid, seconds, nanoseconds, 1,
+            ),
+            xattrs,
+            tail,
+            _PAD[(len(xattrs) + len(tail)) % SLOT_SIZE],
+        ))  # fmt: skip
         return nid
 
     def _make_room(self, head: int, tail: int) -> bool:
@@ -215,9 +214,6 @@ class _ImageWriter:
         if room < head + tail:
             self.out += bytes(room)
         return True
-
-    def _pad_slot(self) -> None:
-        self.out += _PAD[len(self.out) % SLOT_SIZE]
 
     def _pad_block(self) -> None:
         self.out += bytes(-len(self.out) % BLOCK_SIZE)

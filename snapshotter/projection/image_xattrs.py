@@ -7,9 +7,11 @@ says. A file's own attribute of that name space is escaped as overlayfs does it
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 
+from snapshotter.digest import DIGEST_SIZE
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import ContentName
 from snapshotter.projection import erofs
@@ -26,6 +28,8 @@ _HEADER = erofs.XATTR_HEADER.pack(0, 0)
 _PAD = (b"", bytes(3), bytes(2), bytes(1))
 _TRUSTED = 4
 _TRUSTED_PREFIX = erofs.XATTR_PREFIXES[_TRUSTED]
+_LENGTH_AT = erofs.XATTR_HEADER_SIZE + 20 + 2
+"""Where a redirect's length stands: behind the metacopy entry and two bytes of its own."""
 _ACLS = {name: index for index, name in erofs.XATTR_ACL_NAMES.items()}
 
 
@@ -52,16 +56,19 @@ def xattr_area(xattrs: dict[bytes, bytes], first: bytes = b"") -> bytes:
 
 def content_area(content_id: bytes, size: int, xattrs: dict[bytes, bytes]) -> bytes:
     """The area of a non-empty regular file: the redirect to its content, then its own xattrs."""
-    digits = content_id.hex()
-    path = f"/{digits[:2]}/{digits[2:]}.{size}".encode()
-    length = len(path)
-    head = _REDIRECT_HEADS.get(length)
-    if head is None:
-        head = _REDIRECT_HEADS[length] = _METACOPY_ENTRY + _entry_head(
-            _TRUSTED, REDIRECT[len(_TRUSTED_PREFIX) :], length
-        )
-    first = head + path + _PAD[(len(head) + length) % 4]
-    return xattr_area(xattrs, first)
+    path = f"/{content_id.hex('/', DIGEST_SIZE - 1)}.{size}".encode()
+    before, after = _around_redirect(len(path))
+    if not xattrs:
+        return before + path + after
+    return xattr_area(xattrs, before[erofs.XATTR_HEADER_SIZE :] + path + after)
+
+
+@functools.lru_cache(maxsize=64)
+def _around_redirect(length: int) -> tuple[bytes, bytes]:
+    """What stands before and after a redirect of this length in an area without other xattrs."""
+    head = _entry_head(_TRUSTED, REDIRECT[len(_TRUSTED_PREFIX) :], length)
+    metacopy = _entry(METACOPY, _TRUSTED, METACOPY[len(_TRUSTED_PREFIX) :], b"")
+    return _HEADER + metacopy + head, _PAD[(len(head) + length) % 4]
 
 
 def _split_name(name: bytes) -> tuple[int, bytes] | None:
@@ -91,11 +98,6 @@ def _entry(name: bytes, index: int, rest: bytes, value: bytes) -> bytes:
 
 def _entry_head(index: int, rest: bytes, value_size: int) -> bytes:
     return erofs.XATTR_ENTRY.pack(len(rest), index, value_size) + rest
-
-
-_METACOPY_ENTRY = _entry(METACOPY, _TRUSTED, METACOPY[len(_TRUSTED_PREFIX) :], b"")
-_REDIRECT_HEADS: dict[int, bytes] = {}
-"""By the length of the redirect: the metacopy entry, and the redirect's up to its value."""
 
 
 # Reading ----------------------------------------------------------------------------------------
@@ -146,14 +148,17 @@ def own_xattrs(area: bytes) -> dict[bytes, bytes]:
     return own
 
 
-def content_name(area: bytes) -> ContentName | None:
-    """The content that the redirect names, or None without one; CorruptError if it names none."""
-    for name, value in stored_xattrs(area):
-        if name == REDIRECT:
-            if not value.startswith(b"/"):
-                raise CorruptError(f"redirect {value[:100]!r} is not absolute")
-            try:
-                return ContentName.parse_path(value[1:])
-            except InvalidInputError as error:
-                raise CorruptError(f"redirect: {error}") from error
-    return None
+def content_name(area: bytes) -> ContentName:
+    """The content that the redirect names; CorruptError unless it stands first, as we write it."""
+    length = int.from_bytes(area[_LENGTH_AT : _LENGTH_AT + 2], "little")
+    around = _around_redirect(length)
+    begin = len(around[0])
+    path = area[begin : begin + length]
+    if not area.startswith(around[0]) or len(path) != length:
+        raise CorruptError("no redirect to its content")
+    if not path.startswith(b"/"):
+        raise CorruptError(f"redirect {path[:100]!r} is not absolute")
+    try:
+        return ContentName.parse_path(path[1:])
+    except InvalidInputError as error:
+        raise CorruptError(f"redirect: {error}") from error

@@ -200,7 +200,7 @@ def test_view_by_overlayfs(mounts: Mounts, tmp_path: Path) -> None:
         },
     )
     hidden = Inode(stat.S_IFCHR)
-    inner = directory(f=file)
+    inner = directory(f=file, gone=hidden)
     inner.xattrs = {b"trusted.overlay.opaque": b"y"}
     tree = directory(d=inner, gone=hidden, link=file, cold=regular(7), real=Inode(stat.S_IFBLK))
     objects = tmp_path / "objects"
@@ -214,8 +214,9 @@ def test_view_by_overlayfs(mounts: Mounts, tmp_path: Path) -> None:
         os.fsdecode(n): value for n, value in file.xattrs.items()
     }
     assert os.getxattr(view / "d", "trusted.overlay.opaque") == b"y"
-    # A 0/0 character device would be listed here, as a name that cannot be looked up.
+    # A 0/0 character device in "d" would be listed, as a name that cannot be looked up.
     assert sorted(os.listdir(view)) == ["cold", "d", "link", "real"]
+    assert os.listdir(view / "d") == ["f"]
     assert not (view / "gone").exists()
     with pytest.raises(FileNotFoundError):
         (view / "cold").read_bytes()

@@ -18,7 +18,7 @@ from tests.support.trees import describe, directory, regular
 V = TypeVar("V")
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(trees.trees())
 def test_round_trip(tree: Inode) -> None:
     assert describe(ImageReader(write_image(tree)).to_tree()) == describe(tree)

@@ -230,7 +230,7 @@ def test_depth_is_not_limited_by_recursion() -> None:
 
 
 STACKS = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 
