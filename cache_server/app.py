@@ -1,19 +1,18 @@
 """The cache server: a cache-v1 socket in front of a library.
 
-One asyncio loop. Reads and decompression run in worker threads, ingest and merge in others.
+An asyncio loop accepts clients and prepares images; each client is then served by a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
@@ -29,23 +28,22 @@ from snapshotter.framing import encode_frame
 from snapshotter.telemetry import Counters
 
 _CREDENTIALS = struct.Struct("3i")
-_WRITE_BUFFER_BYTES = 4 << 20
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much is served at once; what is beyond is told ``busy``."""
+    """How much is served at once. Connections and prepares beyond it are told ``busy``; reads
+    wait their turn, of which a connection has one at a time.
+    """
 
     connections: int = 64
     read_workers: int = 16
-    read_queue: int = 256
     prepare_workers: int = 2
     prepare_queue: int = 16
     idle_s: float = 5.0
-    """A connection without a request for so long is closed."""
+    """A connection on which nothing comes for so long, while something is due, is closed."""
 
 
 class Server:
@@ -64,6 +62,7 @@ class Server:
     ) -> None:
         self.counters = Counters()
         self._limits = limits
+        self._loop = asyncio.get_running_loop()
         self._companions = Companions(library)
         self._preparer = Preparer(
             library,
@@ -71,69 +70,73 @@ class Server:
             workers=limits.prepare_workers,
             queue=limits.prepare_queue,
         )
-        self._threads = ThreadPoolExecutor(limits.read_workers, "read")
-        self._reads = 0
-        self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
         self._listener: Listener | None = None
         self._service = Service(
+            loop=self._loop,
             preparer=self._preparer,
             answers=Answers(library, self._companions, self.counters),
-            in_thread=self._in_thread,
+            reads=threading.BoundedSemaphore(limits.read_workers),
             token=token,
             idle_s=limits.idle_s,
         )
 
-    async def listen(self, path: Path) -> None:
+    def listen(self, path: Path) -> None:
         """Accepts clients on ``path`` from now on. Raises BusyError if somebody else does."""
         self._listener = listen_on(path)
-        self._server = await asyncio.start_unix_server(self._accept, sock=self._listener.socket)
+        self._listener.socket.setblocking(False)
+        self._loop.add_reader(self._listener.socket, self._accept, self._listener.socket)
         log.info("serving", socket=str(path))
 
     async def aclose(self) -> None:
         """Stops listening, cuts all connections and ends work under way."""
-        if self._server is not None and self._listener is not None:
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.socket)
             self._listener.unlink()
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+            self._listener.socket.close()
+        with self._lock:
+            threads = list(self._connections.values())
+            for connected in self._connections:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
         await self._preparer.aclose()
-        await asyncio.to_thread(self._threads.shutdown)
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
         await asyncio.to_thread(self._companions.close)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            try:
-                self._admit(writer)
-            except SnapshotterError as error:
-                writer.write(encode_frame(encode_response(error_response(error))))
-            else:
-                writer.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-                await Connection(self._service, reader, writer).run()
-        except asyncio.CancelledError:
-            pass  # the server is closing; streams would log the cancellation as a failure
-        finally:
-            self._connections.discard(task)
-            writer.close()
+            connected, _ = listener.accept()
+        except BlockingIOError:
+            return  # the client left before it was accepted
+        except OSError as error:
+            log.warning("cannot accept a client", error=str(error))
+            return
+        connected.setblocking(True)
+        try:
+            self._admit(connected)
+        except SnapshotterError as error:
+            with connected, contextlib.suppress(OSError):
+                connected.sendall(encode_frame(encode_response(error_response(error))))
+            return
+        thread = threading.Thread(target=self._serve, args=(connected,), name="connection")
+        with self._lock:
+            self._connections[connected] = thread
+        thread.start()
 
-    def _admit(self, writer: asyncio.StreamWriter) -> None:
-        peer: socket.socket = writer.get_extra_info("socket")
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    def _serve(self, connected: socket.socket) -> None:
+        with connected:
+            try:
+                Connection(self._service, connected).run()
+            finally:
+                with self._lock:
+                    del self._connections[connected]
+
+    def _admit(self, connected: socket.socket) -> None:
+        raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
         if uid not in (os.geteuid(), 0):
             raise AccessDeniedError(f"user {uid} may not use this server")
-        if len(self._connections) > self._limits.connections:
+        if len(self._connections) >= self._limits.connections:
             raise BusyError(f"{self._limits.connections} connections are open already")
-
-    async def _in_thread(self, read: Callable[[], T]) -> T:
-        if self._reads >= self._limits.read_workers + self._limits.read_queue:
-            raise BusyError(f"{self._reads} reads are waiting already")
-        self._reads += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        finally:
-            self._reads -= 1

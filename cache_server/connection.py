@@ -1,10 +1,19 @@
-"""One client's connection: frames in, answers out (docs/protocol/cache-v1.md)."""
+"""One client's connection: frames in, answers out (docs/protocol/cache-v1.md).
+
+Blocking, in a thread of its own: a fetch of a small file is answered in the time that handing it
+from an event loop to a thread and back would take several times over.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hmac
-from collections.abc import Callable, Coroutine
+import socket
+import struct
+import threading
+import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +21,7 @@ import structlog
 
 from cache_server.answers import Answers
 from cache_server.companions import Trail
-from cache_server.prepare import Preparer
+from cache_server.prepare import Preparation, Preparer
 from snapshotter.cache_v1 import protocol
 from snapshotter.cache_v1.protocol import (
     ChunkTable,
@@ -32,14 +41,16 @@ from snapshotter.errors import (
     SnapshotterError,
     UnsupportedError,
 )
-from snapshotter.framing import MAX_FRAME_BYTES, encode_frame
+from snapshotter.framing import FrameDecoder, encode_frame
 
 VERSIONS = (1, 2)
 FEATURES = ["objects", "progress"]
 _PROGRESS_INTERVAL_S = 0.2
 _HEARTBEAT_S = 9.0
-_STALL_S = 30.0
-"""A client that leaves a frame unfinished, or an answer unread, for so long is cut off."""
+_STALL_S = 30
+"""A client that leaves an answer unread for so long is cut off."""
+_RECEIVE_BYTES = 1 << 16
+_TIMEOUT = struct.Struct("ll")
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -47,11 +58,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all connections share. ``in_thread`` runs blocking reads, or raises BusyError."""
+    """What all connections share. ``reads`` bounds how many read content at once."""
 
+    loop: asyncio.AbstractEventLoop
     preparer: Preparer
     answers: Answers
-    in_thread: Callable[[Callable[[], T]], Coroutine[None, None, T]]
+    reads: threading.Semaphore
     token: str | None
     idle_s: float
 
@@ -59,51 +71,55 @@ class Service:
 class Connection:
     """Serves one client until it leaves, is idle, or breaks the protocol."""
 
-    def __init__(
-        self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, service: Service, connected: socket.socket) -> None:
         self._service = service
-        self._reader = reader
-        self._writer = writer
+        self._socket = connected
+        self._decoder = FrameDecoder()
         self._trail = Trail()
 
-    async def run(self) -> None:
+    def run(self) -> None:
         """Answers requests in order; returns when the connection is to be closed."""
+        seconds, fraction = divmod(self._service.idle_s, 1)
+        idle = _TIMEOUT.pack(int(seconds), int(fraction * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, idle)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEOUT.pack(_STALL_S, 0))
         try:
-            while await self._exchange(await self._next_frame()):
+            while (payload := self._next_frame()) is not None and self._exchange(payload):
                 pass
         except InvalidInputError as error:
-            await self._send(protocol.error_response(error))
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            self._send_last(error)
+        except OSError:
             pass  # the client left, or was idle or stalled for too long
 
-    async def _next_frame(self) -> bytes:
-        async with asyncio.timeout(self._service.idle_s):
-            head = await self._reader.readexactly(4)
-        length = int.from_bytes(head, "big")
-        if not 1 <= length <= MAX_FRAME_BYTES:
-            raise InvalidInputError(f"frame of {length} bytes (1 to {MAX_FRAME_BYTES})")
-        async with asyncio.timeout(_STALL_S):
-            return await self._reader.readexactly(length)
+    def _next_frame(self) -> bytes | None:
+        """The next request's payload, None at the end of the stream."""
+        while (payload := self._decoder.next_frame()) is None:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            if not data:
+                return None
+            self._decoder.feed(data)
+        return payload
 
-    async def _exchange(self, payload: bytes) -> bool:
+    def _exchange(self, payload: bytes) -> bool:
         """Answers one request; whether another may follow. InvalidInputError for bad JSON."""
         envelope = protocol.decode_envelope(payload)
         try:
             self._admit(envelope)
         except SnapshotterError as error:
-            await self._send(protocol.error_response(error))
+            self._send(protocol.error_response(error))
             return False
         try:
-            await self._answer(protocol.decode_request(envelope.request))
+            self._answer(protocol.decode_request(envelope.request))
         except SnapshotterError as error:
-            await self._send(protocol.error_response(error))
-        except (OSError, asyncio.IncompleteReadError):
+            self._send(protocol.error_response(error))
+        except concurrent.futures.CancelledError:
+            return False  # the server is closing
+        except OSError:
             raise
         except Exception as error:
             log.exception("request failed", request=payload[:200])
             failure = SnapshotterError(f"the server failed: {type(error).__name__}: {error}")
-            await self._send(protocol.error_response(failure))
+            self._send(protocol.error_response(failure))
         return envelope.version == protocol.VERSION
 
     def _admit(self, envelope: Envelope) -> None:
@@ -115,53 +131,74 @@ class Connection:
         if envelope.version not in VERSIONS:
             raise UnsupportedError(f"cache-v1 version {envelope.version}: 1 and 2 are spoken here")
 
-    async def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request) -> None:
+        answers = self._service.answers
         match request:
-            case Ping():
-                counters = self._service.answers.counters.snapshot()
-                await self._send(protocol.Ready(features=FEATURES, counters=counters))
-            case Prepare():
-                await self._prepare(request)
-            case Open():
-                await self._send_prepared(await self._service.preparer.open(request))
-            case ChunkTable():
-                answers = self._service.answers
-                await self._write(
-                    await self._service.in_thread(lambda: answers.chunk_table(request))
-                )
             case Fetch():
-                await self._fetch(request)
+                self._fetch(request)
+            case ChunkTable():
+                with self._service.reads:
+                    answer = answers.chunk_table(request)
+                self._socket.sendall(answer)
+            case Ping():
+                counters = answers.counters.snapshot()
+                self._send(protocol.Ready(features=FEATURES, counters=counters))
+            case Prepare():
+                self._prepare(request)
+            case Open():
+                self._send_prepared(self._on_loop(self._service.preparer.open(request)).result())
 
-    async def _prepare(self, request: Prepare) -> None:
-        preparation = self._service.preparer.start(request)
-        clock = asyncio.get_running_loop().time
-        told: Progress | None = None
-        told_at_s = clock()
-        while not (await asyncio.wait({preparation.task}, timeout=_PROGRESS_INTERVAL_S))[0]:
-            if self._reader.at_eof():
-                raise ConnectionResetError("the client left while its image was prepared")
-            progress = preparation.progress
-            if request.progress and (progress != told or clock() - told_at_s > _HEARTBEAT_S):
-                told, told_at_s = progress, clock()
-                await self._send(progress)
-        await self._send_prepared(preparation.task.result())
-
-    async def _send_prepared(self, prepared: Prepared) -> None:
-        self._service.answers.companions.warm(prepared)
-        await self._send(prepared)
-
-    async def _fetch(self, request: Fetch) -> None:
+    def _fetch(self, request: Fetch) -> None:
         """Asked chunks in order, then companions, then the end; a few MiB at a time."""
         steps = self._service.answers.fetch(request, self._trail)
         is_last = False
         while not is_last:
-            part, is_last = await self._service.in_thread(lambda: next(steps))
-            await self._write(part)
+            with self._service.reads:
+                part, is_last = next(steps)
+            self._socket.sendall(part)
 
-    async def _send(self, response: Response) -> None:
-        await self._write(encode_frame(protocol.encode_response(response)))
+    def _prepare(self, request: Prepare) -> None:
+        preparation = self._on_loop(self._start(request)).result()
+        finished = self._on_loop(_finish(preparation))
+        told: Progress | None = None
+        told_at_s = time.monotonic()
+        while not concurrent.futures.wait((finished,), timeout=_PROGRESS_INTERVAL_S).done:
+            if self._has_left():
+                return
+            progress = preparation.progress
+            if request.progress and (
+                progress != told or time.monotonic() - told_at_s > _HEARTBEAT_S
+            ):
+                told, told_at_s = progress, time.monotonic()
+                self._send(progress)
+        self._send_prepared(finished.result())
 
-    async def _write(self, data: bytes) -> None:
-        self._writer.write(data)
-        async with asyncio.timeout(_STALL_S):
-            await self._writer.drain()
+    async def _start(self, request: Prepare) -> Preparation:
+        return self._service.preparer.start(request)
+
+    def _on_loop(self, work: Coroutine[None, None, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._service.loop)
+
+    def _has_left(self) -> bool:
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+
+    def _send_prepared(self, prepared: Prepared) -> None:
+        self._service.answers.companions.warm(prepared)
+        self._send(prepared)
+
+    def _send(self, response: Response) -> None:
+        self._socket.sendall(encode_frame(protocol.encode_response(response)))
+
+    def _send_last(self, error: SnapshotterError) -> None:
+        try:
+            self._send(protocol.error_response(error))
+        except OSError:
+            pass  # it did not wait to be told
+
+
+async def _finish(preparation: Preparation) -> Prepared:
+    """Waits without taking the shared work along when the waiting is cancelled."""
+    return await asyncio.shield(preparation.task)

@@ -36,7 +36,7 @@ async def _serve(library: Library, socket: Path, token: str | None) -> None:
     sources = Sources()
     server = Server(library, sources.open, token=token)
     try:
-        await server.listen(socket)
+        server.listen(socket)
         await stop.wait()
         log.info("stopping", **server.counters.snapshot())
     finally:

@@ -55,7 +55,7 @@ def running_server(
         running.server = Server(
             running.library, open_source or sources.open, token=token, limits=limits
         )
-        await running.server.listen(running.path)
+        running.server.listen(running.path)
         ended = asyncio.Event()
         stop.append(ended.set)
         started.set()
