@@ -188,14 +188,15 @@ class Catalog:
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
         with self._write_lock:
             cursor = self._writer.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
             try:
+                cursor.execute("BEGIN IMMEDIATE")
                 yield cursor
                 cursor.execute("COMMIT")
-            except BaseException:
+            except sqlite3.Error as error:
+                raise SnapshotterError(f"catalog {self._path}: writing failed: {error}") from error
+            finally:
                 if self._writer.in_transaction:
                     cursor.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter.errors import CorruptError
+from snapshotter.errors import CorruptError, SnapshotterError
 
 PACK_SIZE = 256 << 20
 """Bytes from which a pack gets no further chunks."""
@@ -42,17 +42,25 @@ class Pack:
         return offset
 
     def flush(self) -> None:
-        """Hands buffered bytes to the kernel."""
+        """Hands buffered bytes to the kernel; SnapshotterError if it does not take them."""
         with memoryview(self.buffer) as view:
             at, start = 0, self.size - len(view)
-            while at < len(view):
-                at += os.pwrite(self.descriptor, view[at:], start + at)
-        self.buffer.clear()
+            try:
+                while at < len(view):
+                    at += os.pwrite(self.descriptor, view[at:], start + at)
+            except OSError as error:
+                raise SnapshotterError(
+                    f"pack {self.name}: writing at {start + at}: {error}"
+                ) from error
+        self.buffer = bytearray()
 
     def sync(self) -> None:
-        """Makes everything appended durable."""
+        """Makes everything appended durable; SnapshotterError if that fails."""
         self.flush()
-        os.fdatasync(self.descriptor)
+        try:
+            os.fdatasync(self.descriptor)
+        except OSError as error:
+            raise SnapshotterError(f"pack {self.name}: making it durable: {error}") from error
 
 
 class Packs:
@@ -106,7 +114,11 @@ class Packs:
             name = f"{self._next_number:06d}.pack"
             self._next_number += 1
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return Pack(name, os.open(self._directory / name, flags, 0o600), 0, 0, bytearray())
+        try:
+            descriptor = os.open(self._directory / name, flags, 0o600)
+        except OSError as error:
+            raise SnapshotterError(f"pack {self._directory / name}: making it: {error}") from error
+        return Pack(name, descriptor, 0, 0, bytearray())
 
     def keep(self, pack: Pack) -> None:
         """Gives back a pack whose bytes the catalog has committed."""
@@ -173,9 +185,12 @@ class Packs:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Makes the names in a directory durable; SnapshotterError if that fails."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SnapshotterError(f"directory {directory}: making it durable: {error}") from error

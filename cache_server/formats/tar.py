@@ -231,6 +231,11 @@ def _special(entry: LayerEntry, header: bytes, kind: bytes, extensions: Extensio
         known = {b"S": "GNU sparse files are not supported; pack without --sparse"}
         raise InvalidInputError(known.get(kind, f"unknown type {kind!r}"))
     entry.mode |= type_bits
+    if kind != b"5":
+        # user.* is for files and directories alone; the unpacker warns and goes on.
+        entry.xattrs = {
+            name: value for name, value in entry.xattrs.items() if not name.startswith(b"user.")
+        }
     if kind == b"2":
         entry.target = _raw_target(header, extensions)
         if not 0 < len(entry.target) <= _MAX_TARGET_BYTES:

@@ -158,6 +158,15 @@ def test_pax_records_win_over_fields() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [(b"0", 2), (b"5", 2), (b"1", 2), (b"2", 1), (b"3", 1), (b"6", 1)],
+)
+def test_user_xattrs_are_for_files_and_directories(kind: bytes, names: int) -> None:
+    records = {b"SCHILY.xattr.user.a": b"1", b"SCHILY.xattr.security.b": b"2"}
+    assert len(read_one(pax(records), header(kind=kind, link=b"x"), END).xattrs) == names
+
+
 def test_pax_linkpath_wins_over_the_field() -> None:
     target = b"t/" * 120 + b"t"
     assert read_one(pax({b"linkpath": target}), header(kind=b"2", link=b"x"), END).target == target
