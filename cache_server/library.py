@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 _LEVEL = 1
+_MAX_UNSAVED_CHUNKS = 65_536
+"""Some 20 MB of rows in memory."""
+
 _LISTING_PIECE_BYTES = 256 << 10
 _ARRAY32 = b"\xdd"
 
@@ -197,7 +200,8 @@ class Library:
 class Batch:
     """Chunks, tables and at most one layer that are being added; of one thread at a time.
 
-    Leaving the context without ``commit`` undoes everything.
+    Leaving the context without ``commit`` undoes everything, but for chunks and tables of a very
+    large batch: those are saved on the way, to bound memory, and stay, correct but unused.
     """
 
     def __init__(self, catalog: Catalog, packs: Packs) -> None:
@@ -235,6 +239,8 @@ class Batch:
         offset = self._pack().append(stored)
         self._rows[-1].chunks.append((digest, offset, len(stored), codec))
         self._added.add(digest)
+        if len(self._added) >= _MAX_UNSAVED_CHUNKS:
+            self._save()
         return digest
 
     def _pack(self) -> Pack:
@@ -261,15 +267,20 @@ class Batch:
         """Makes the batch, with the layer its entries belong to, durable and then visible."""
         if layer is not None:
             parse_digest(layer.diff_id)
+        self._save(layer, self._listing.finish())
+
+    def _save(self, layer: LayerRecord | None = None, listing: bytes = b"") -> None:
         for pack, rows in zip(self._taken, self._rows, strict=True):
             pack.sync()
             rows.size_bytes = pack.size
         if any(not pack.committed for pack in self._taken):
             self._packs.sync_names()
         self._is_committing = True
-        self._catalog.add(Addition(self._rows, self._tables, layer, self._listing.finish()))
+        self._catalog.add(Addition(self._rows, self._tables, layer, listing))
+        self._is_committing = False
         while self._taken:
             self._packs.keep(self._taken.pop())
+        self._rows, self._tables, self._added = [], {}, set()
 
 
 class _ListingWriter:

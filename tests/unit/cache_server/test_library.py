@@ -179,6 +179,24 @@ def test_leaving_a_batch_undoes_it(library: Library, tmp_path: Path) -> None:
     assert pack_bytes(tmp_path / "library") == 0
 
 
+def test_a_large_batch_is_saved_on_the_way(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks of a layer that then fails stay, correct; of the layer nothing is known."""
+    monkeypatch.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", 2)
+    with library.batch() as batch:
+        digests = [batch.add_chunk(noise(1000, seed)) for seed in range(5)]
+        batch.add_entry(LayerEntry(EntryKind.NODE, b"f"))
+    assert [library.read_chunk(digest) for digest in digests[:4]] == [
+        noise(1000, seed) for seed in range(4)
+    ]
+    with pytest.raises(NotFoundError):
+        library.locate(digests[4])
+    assert pack_bytes(tmp_path / "library") == 4000
+    ingest(library, TAR)
+    assert files_of(library, DIFF_ID) == FILES
+
+
 def test_packs_roll_over(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cache_server.library.PACK_SIZE", MIB)
     monkeypatch.setattr("cache_server.packs.PACK_SIZE", MIB)
@@ -303,8 +321,9 @@ REAL_FDATASYNC = os.fdatasync
 REAL_FSYNC = os.fsync
 
 
+@pytest.mark.parametrize("max_unsaved", [1, 1000])
 def test_the_catalog_never_refers_to_bytes_that_a_power_cut_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_unsaved: int
 ) -> None:
     root = tmp_path / "library"
     before = make_tar({"before": noise(300_000, 9)})
@@ -312,6 +331,7 @@ def test_the_catalog_never_refers_to_bytes_that_a_power_cut_takes(
         ingest(library, before)
         with monkeypatch.context() as patches:
             patches.setattr("cache_server.library.PACK_SIZE", MIB)
+            patches.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", max_unsaved)
             cuts = PowerCuts(root, tmp_path, patches)
             ingest(library, TAR)
     assert cuts.count >= 12
@@ -351,9 +371,10 @@ class Failures:
         return run
 
 
+@pytest.mark.parametrize("max_unsaved", [2, 1000])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_any_write_may_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_unsaved: int, *, after: bool
 ) -> None:
     fail_at, has_failed = 0, True
     while has_failed:
@@ -362,6 +383,7 @@ def test_any_write_may_fail(
             kept = library.add_content(noise(3000, 4)).content_id
             with monkeypatch.context() as patches:
                 patches.setattr("cache_server.library.PACK_SIZE", MIB)
+                patches.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", max_unsaved)
                 failures = Failures(fail_at, after=after, monkeypatch=patches)
                 try:
                     ingest(library, TAR)
