@@ -38,6 +38,9 @@ MAX_CHUNK_BITS = 31
 MAX_CHUNKED_SIZE = 1 << (BLOCK_BITS + MAX_CHUNK_BITS)
 """The largest file that one chunk covers: 8 TiB."""
 
+MAX_LINK_TARGET = 4095
+"""Bytes in a symbolic link: Linux's PATH_MAX less its NUL."""
+
 INODE = struct.Struct("<HHHHQIIIIqII16x")
 """format, xattr count, mode, 0, size, start, serial, uid, gid, mtime in s, its ns, nlink.
 

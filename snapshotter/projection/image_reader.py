@@ -17,7 +17,6 @@ from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import ContentName, check_component
 from snapshotter.projection import erofs, image_xattrs
 from snapshotter.projection.erofs import BLOCK_SIZE, DIRENT_SIZE, INODE_SIZE, SLOT_SIZE
-from snapshotter.projection.image_writer import MAX_LINK_TARGET
 from snapshotter.projection.tree import Inode
 
 _META_START = erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK_SIZE
@@ -365,5 +364,5 @@ _LAYOUTS = {
 _MAX_SIZES = dict.fromkeys(_LAYOUTS, 0) | {
     stat.S_IFREG: erofs.MAX_CHUNKED_SIZE,
     stat.S_IFDIR: 1 << 48,
-    stat.S_IFLNK: MAX_LINK_TARGET,
+    stat.S_IFLNK: erofs.MAX_LINK_TARGET,
 }

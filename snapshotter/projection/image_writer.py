@@ -29,8 +29,6 @@ from snapshotter.projection.tree import Inode
 METADATA_GENERATION = 1
 """Part of the key under which an image is kept: raised when the same tree gives other bytes."""
 
-MAX_LINK_TARGET = 4095
-
 _TYPE = 0o170000
 _NS = 1_000_000_000
 _PAD = tuple(bytes(-length % SLOT_SIZE) for length in range(SLOT_SIZE))
@@ -178,7 +176,7 @@ class _ImageWriter:
     def _place_link(self, inode: Inode) -> None:
         target = inode.target
         size = len(target)
-        if not 0 < size <= MAX_LINK_TARGET or b"\0" in target:
+        if not 0 < size <= erofs.MAX_LINK_TARGET or b"\0" in target:
             raise InvalidInputError(f"link target of {size} bytes; 1 to 4095 without NUL are legal")
         xattrs = xattr_area(inode.xattrs)
         if self._make_room(INODE_SIZE + len(xattrs), size):

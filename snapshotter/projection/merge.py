@@ -64,26 +64,33 @@ def _hide_lower(root: Inode, entries: list[LayerEntry]) -> None:
     markers = [entry for entry in entries if entry.kind in (_WHITEOUT, _OPAQUE)]
     if not markers:
         return
-    own = {entry.path for entry in entries if entry.kind in (_NODE, _HARD_LINK)}
+    own = {entry.path for entry in entries if entry.kind != _OPAQUE}
+    # All are found before any acts, so that their order cannot matter.
+    emptied: list[dict[bytes, Inode]] = []
+    removed: list[tuple[dict[bytes, Inode], bytes]] = []
     for entry in markers:
+        parent_path, _, name = entry.path.rpartition(b"/")
         if entry.kind == _OPAQUE:
             directory = _find_lower(root, entry, entry.path, own)
             if directory is not None:
-                _children(directory).clear()
-            continue
-        parent_path, _, name = entry.path.rpartition(b"/")
-        if not name:
+                emptied.append(_children(directory))
+        elif not name:
             raise InvalidInputError("whiteout of the root of an image")
-        directory = _find_lower(root, entry, parent_path, own)
-        if directory is not None:
-            _children(directory).pop(name, None)
+        else:
+            directory = _find_lower(root, entry, parent_path, own)
+            if directory is not None:
+                removed.append((_children(directory), name))
+    for children in emptied:
+        children.clear()
+    for siblings, name in removed:
+        siblings.pop(name, None)
 
 
 def _find_lower(root: Inode, entry: LayerEntry, path: bytes, own: set[bytes]) -> Inode | None:
     """The directory ``path`` of the layers below, or None if they have none there.
 
-    A link in the way is followed only if the layer does not put something of its own in the
-    link's place: then the marker stands below that, and nothing of the target is meant.
+    A link in the way is followed unless the layer replaces or hides it: then the marker is about
+    what the layer has in that place, and nothing of the link's target is meant.
     """
     directory = root
     parts = path.split(b"/") if path else []

@@ -26,14 +26,15 @@ class Applier:
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root)
         self._times_ns: dict[int, int] = {}
+        self._hops = 0
         self._own_directory(self._root)
 
     def apply(self, layer: list[LayerEntry]) -> None:
         """One layer; RefusedError leaves it half applied."""
-        own = {e.path for e in layer if e.kind in (EntryKind.NODE, EntryKind.HARD_LINK)}
-        for entry in layer:
-            if entry.kind in (EntryKind.WHITEOUT, EntryKind.OPAQUE):
-                self._hide(entry, own)
+        own = {e.path for e in layer if e.kind != EntryKind.OPAQUE}
+        markers = [e for e in layer if e.kind in (EntryKind.WHITEOUT, EntryKind.OPAQUE)]
+        for path in [path for marker in markers for path in self._hidden(marker, own)]:
+            self._remove(path)
         for entry in layer:
             if entry.kind == EntryKind.NODE:
                 self._make(entry)
@@ -45,8 +46,12 @@ class Applier:
 
     # Paths ------------------------------------------------------------------------------------
 
-    def _resolve(self, path: bytes, below: bytes = b"", hops: int = 0) -> bytes:
+    def _resolve(self, path: bytes) -> bytes:
         """The real path within the root of a directory, which need not exist."""
+        self._hops = 0
+        return self._follow(path, b"")
+
+    def _follow(self, path: bytes, below: bytes) -> bytes:
         place = b"" if path.startswith(b"/") else below
         for part in path.split(b"/"):
             if part == b"..":
@@ -54,10 +59,10 @@ class Applier:
             elif part not in (b"", b"."):
                 here = self._root + place + b"/" + part
                 if os.path.islink(here):
-                    if hops == 255:
+                    if self._hops == 255:
                         raise RefusedError(path)
-                    hops += 1
-                    place = self._resolve(os.readlink(here), place, hops)
+                    self._hops += 1
+                    place = self._follow(os.readlink(here), place)
                 elif os.path.lexists(here) and not os.path.isdir(here):
                     raise RefusedError(path)
                 else:
@@ -82,7 +87,8 @@ class Applier:
 
     # Entries ----------------------------------------------------------------------------------
 
-    def _hide(self, entry: LayerEntry, own: set[bytes]) -> None:
+    def _hidden(self, entry: LayerEntry, own: set[bytes]) -> list[bytes]:
+        """The paths that a marker hides."""
         parts = entry.path.split(b"/") if entry.path else []
         followed = parts if entry.kind == EntryKind.OPAQUE else parts[:-1]
         try:
@@ -90,14 +96,14 @@ class Applier:
                 above = self._root + self._resolve(b"/".join(parts[: depth - 1]))
                 is_link = os.path.islink(above + b"/" + parts[depth - 1])
                 if is_link and b"/".join(parts[:depth]) in own:
-                    return
+                    return []
             directory = self._root + self._resolve(b"/".join(followed))
         except RefusedError:
-            return
+            return []
         if not os.path.isdir(directory):
-            return
-        for name in os.listdir(directory) if followed is parts else parts[-1:]:
-            self._remove(directory + b"/" + name)
+            return []
+        hidden = os.listdir(directory) if followed is parts else parts[-1:]
+        return [directory + b"/" + name for name in hidden]
 
     def _remove(self, path: bytes) -> None:
         if os.path.isdir(path) and not os.path.islink(path):

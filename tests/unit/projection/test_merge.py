@@ -207,6 +207,13 @@ class TestMarkersBehindLinks:
         lower = [*self.LOWER, symlink(b"usr/lib/deep", b"../share"), node(b"usr/share/f")]
         assert b"usr/share/f" not in paths(lower, [whiteout(b"lib/deep/f")])
 
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_do_not_depend_on_their_order(self, order: int) -> None:
+        markers = [whiteout(b"lib"), whiteout(b"lib/old"), whiteout(b"there"), whiteout(b"s/f")]
+        lower = [*self.LOWER, symlink(b"s", b"there/x"), symlink(b"there", b"t"), node(b"t/x/f")]
+        left = {b"s", b"t", b"t/x", b"usr", b"usr/lib", b"usr/lib/old"}
+        assert paths(lower, markers[::order]) == left
+
     def test_a_loop_hides_nothing(self) -> None:
         assert paths([symlink(b"s", b"s")], [whiteout(b"s/x"), opaque(b"s")]) == {b"s"}
 
