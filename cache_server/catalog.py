@@ -159,15 +159,17 @@ class Catalog:
         self._writer.close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Autocommit: transactions are explicit. Threads take turns on a connection, never share.
-        return sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
+        try:
+            # Autocommit: transactions are explicit. Threads take turns on a connection.
+            return sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+        except sqlite3.Error as error:
+            raise SnapshotterError(f"catalog {self._path}: cannot be opened: {error}") from error
 
     def _set_up(self) -> None:
         try:
             version: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
-            self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.DatabaseError as error:
             raise CorruptError(
                 f"catalog {self._path}: {error}; remove its directory and import again"
@@ -177,6 +179,7 @@ class Catalog:
                 f"catalog {self._path} has layout {version}, newer than {CATALOG_VERSION}: "
                 "use the version that wrote it, or another root"
             )
+        self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
         self._writer.execute("PRAGMA synchronous = FULL")
         if version == 0:
             with self._transaction() as cursor:

@@ -32,7 +32,6 @@ MAX_EXTENSION_BYTES = 1 << 20
 
 _MAX_ID = (1 << 32) - 2
 _MAX_TARGET_BYTES = 4095
-_NS = 1_000_000_000
 _ZERO_BLOCK = bytes(BLOCK_SIZE)
 
 _TYPE_BITS = {
@@ -52,7 +51,7 @@ def read_tar(blocks: Iterable[bytes]) -> Iterator[LayerEntry | memoryview]:
     """The entries of a tar that comes in pieces of any length, in order.
 
     A regular file's entry of ``size`` > 0 is followed by its content in views of one chunk each
-    (the last one shorter), valid until the next is asked for; ``content`` is left empty. All of
+    (the last one shorter); ``content`` is left empty, for the reader to fill in. All of
     ``blocks`` is consumed, also what follows the end of the archive.
 
     Raises InvalidInputError, naming the entry, for what an image must not hold; CorruptError for

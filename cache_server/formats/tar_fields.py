@@ -108,7 +108,7 @@ def parse_number(field: bytes, what: str) -> int:
             return int(digits, 8)
     except ValueError:
         pass
-    raise InvalidInputError(f"tar: {what} is not an octal number: {show(field)}")
+    raise InvalidInputError(f"{what} is not an octal number: {show(field)}")
 
 
 def _parse_base_256(field: bytes) -> int:
