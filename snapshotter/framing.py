@@ -56,6 +56,10 @@ class FrameDecoder:
             return None
         return self._take(0, length)
 
+    def take(self, limit: int) -> bytes:
+        """What was fed, at most ``limit`` bytes: the start of a body that is read on elsewhere."""
+        return self._take(0, min(limit, len(self._buffer)))
+
     def _take(self, skip: int, length: int) -> bytes:
         with memoryview(self._buffer) as view:
             taken = bytes(view[skip : skip + length])

@@ -1,0 +1,124 @@
+"""Large content: partial files that fill by chunk, and become objects when they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from snapshotter.cache_v1.client import CacheClient
+from snapshotter.cache_v1.connection import Body
+from snapshotter.errors import InvalidInputError, SnapshotterError
+from snapshotter.names import ContentName
+from snapshotter.store import chunk_table
+from snapshotter.store.fetcher import Fetcher
+from snapshotter.store.flight import Flight, Flights
+from snapshotter.store.objects import Objects, disk_errors
+from snapshotter.store.partial import PartialFile, Partials
+from snapshotter.telemetry import Counters
+
+_log = structlog.get_logger()
+
+
+class Filling:
+    """The partial files in use. Lives on a trio loop, but for ``read``."""
+
+    def __init__(
+        self,
+        partials: Partials,
+        objects: Objects,
+        *,
+        client: CacheClient,
+        fetcher: Fetcher,
+        flights: Flights,
+        on_complete: Callable[[ContentName], None],
+        counters: Counters,
+    ) -> None:
+        self._partials = partials
+        self._objects = objects
+        self._client = client
+        self._fetcher = fetcher
+        self._flights = flights
+        self._on_complete = on_complete
+        self._counters = counters
+        self._files: dict[ContentName, PartialFile] = {}
+
+    def find(self, name: ContentName) -> PartialFile | None:
+        """The partial file of ``name`` if it is in use. [any thread]"""
+        return self._files.get(name)
+
+    def forget(self, name: ContentName) -> None:
+        """Removes the partial file; the object, if there is one, stays."""
+        self._files.pop(name, None)
+        with disk_errors(f"remove partial file {name}"):
+            self._partials.forget(name)
+
+    async def prepare(self, name: ContentName) -> PartialFile:
+        """The partial file, as an earlier process left it or new, its chunk table verified."""
+        file = self._files.get(name)
+        if file is not None:
+            return file
+        if not name.is_chunked:
+            raise InvalidInputError(f"partial file of {name}: it has a single chunk")
+        await self._flights.start(("partial", name), lambda: self._open(name)).wait()
+        return self._files[name]
+
+    async def ensure(self, name: ContentName, offset: int, length: int) -> None:
+        """Has the chunks under that range here, and the object if that makes it whole."""
+        file = await self.prepare(name)
+        flights = [self._fetch(file, index) for index in file.missing(offset, length)]
+        for flight in flights:
+            await flight.wait()
+
+    async def complete(self, name: ContentName) -> None:
+        """Has all of it here, as an object."""
+        await self.ensure(name, 0, name.size)
+        if not self._objects.has(name):
+            with disk_errors(f"publish object {name}"):
+                self._files[name].promote(self._objects)
+
+    async def _open(self, name: ContentName) -> None:
+        with disk_errors(f"open partial file of {name}"):
+            file = self._partials.load(name)
+        if file is None:
+            table = await self._client.chunk_table(name)
+            with disk_errors(f"make partial file of {name}"):
+                file = self._partials.create(name, table)
+        self._files[name] = file
+        if file.is_complete:
+            self._promote(file)
+
+    def _fetch(self, file: PartialFile, index: int) -> Flight:
+        key = (file.name, index)
+        known = self._flights.get(key)
+        if known is not None:
+            return known
+        flight = self._flights.take_off(key)
+
+        def sink(body: Body) -> None:
+            with disk_errors(f"write chunk {index} of {file.name}"):
+                file.write_chunk(index, body)
+
+        def finish(error: SnapshotterError | None) -> None:
+            if error is None and file.is_complete:
+                self._promote(file)
+            self._flights.land(key, flight, error)
+
+        length = chunk_table.chunk_length(file.name, index)
+        self._fetcher.submit(file.digests[index], length, sink, finish)
+        return flight
+
+    def _promote(self, file: PartialFile) -> None:
+        """Every chunk is here: readers have what they need even if the link fails."""
+        if self._objects.has(file.name):
+            return  # the chunk that came last but one saw the file complete, too
+        try:
+            with disk_errors(f"publish object {file.name}"):
+                file.promote(self._objects)
+        except SnapshotterError as error:
+            self._counters.add("publish_failures")
+            _log.warning("complete content not published", error=str(error))
+            return
+        self._counters.add("objects_published")
+        self._counters.add("partials_completed")
+        self._on_complete(file.name)

@@ -1,0 +1,151 @@
+"""Objects: verified content as ordinary files ``objects/ab/<62 hex>.<size>``, read by the kernel.
+
+A file appears under its name only when it is complete: it is written as a temporary file, renamed
+into ARRIVALS (the undo list, see ``arrivals``) and from there linked into OBJECTS. Nothing here
+calls fsync, and objects are never written in place. Errors are OSError; callers say of what
+operation with ``disk_errors``.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from snapshotter.errors import SnapshotterError
+from snapshotter.names import ContentName
+from snapshotter.paths import Paths
+
+DIRECTORY_MODE = 0o700
+OBJECT_MODE = 0o444
+FAN_OUT = tuple(f"{number:02x}" for number in range(256))
+TEMPORARY = "tmp"
+"""Directory of temporary files inside ARRIVALS; no object name leads into it."""
+
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+@contextmanager
+def disk_errors(operation: str) -> Iterator[None]:
+    """Turns an OSError into a SnapshotterError that names ``operation``."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "; free some space below the root" if error.errno in _NO_SPACE else ""
+        raise SnapshotterError(f"{operation}: {error.strerror or error}{remedy}") from error
+
+
+def open_directory(path: str | os.PathLike[str]) -> int:
+    """A descriptor of the directory ``path``, which is made (0700) if it is not there."""
+    os.makedirs(path, DIRECTORY_MODE, exist_ok=True)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def make_fan_out(directory_fd: int) -> None:
+    """Makes the 256 directories ``00`` to ``ff``, those that are missing."""
+    present = set(os.listdir(directory_fd))
+    for name in FAN_OUT:
+        if name not in present:
+            os.mkdir(name, DIRECTORY_MODE, dir_fd=directory_fd)
+
+
+def write_whole(descriptor: int, body: bytes | bytearray | memoryview, offset: int) -> None:
+    """Writes all of ``body`` at ``offset``; pwrite(2) alone may stop short on a full disk."""
+    written = os.pwrite(descriptor, body, offset)
+    if written == len(body):
+        return
+    with memoryview(body) as view:
+        while written < len(view):
+            written += os.pwrite(descriptor, view[written:], offset + written)
+
+
+class Objects:
+    """The directories OBJECTS and ARRIVALS. All methods may be called from any thread.
+
+    ``on_arrival`` is called, in the publishing thread, for each name put into ARRIVALS.
+    """
+
+    def __init__(self, paths: Paths, *, on_arrival: Callable[[str], None]) -> None:
+        self._on_arrival = on_arrival
+        self.objects_fd = open_directory(paths.objects)
+        self.arrivals_fd = open_directory(paths.arrivals)
+        make_fan_out(self.objects_fd)
+        make_fan_out(self.arrivals_fd)
+        self._temporary_fd = open_directory(paths.arrivals / TEMPORARY)
+        for leftover in os.listdir(self._temporary_fd):
+            os.unlink(leftover, dir_fd=self._temporary_fd)
+        self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """Closes the directories."""
+        for descriptor in (self.objects_fd, self.arrivals_fd, self._temporary_fd):
+            os.close(descriptor)
+
+    def has(self, name: ContentName) -> bool:
+        """Whether the complete object is there, in OBJECTS or in ARRIVALS."""
+        path = name.path
+        return os.access(path, os.F_OK, dir_fd=self.objects_fd) or os.access(
+            path, os.F_OK, dir_fd=self.arrivals_fd
+        )
+
+    def open(self, name: ContentName) -> int:
+        """A descriptor for reading the object; FileNotFoundError if it is in neither directory."""
+        path = name.path
+        try:
+            return os.open(path, os.O_RDONLY, dir_fd=self.objects_fd)
+        except FileNotFoundError:
+            return os.open(path, os.O_RDONLY, dir_fd=self.arrivals_fd)
+
+    def publish(self, name: ContentName, body: bytes | bytearray) -> None:
+        """Makes verified bytes an object; one that exists already is success.
+
+        Five system calls. The temporary file is removed when any of them fails.
+        """
+        temporary, descriptor = self.make_temporary()
+        try:
+            try:
+                write_whole(descriptor, body, 0)
+            finally:
+                os.close(descriptor)
+            self.adopt(name, temporary)
+        except BaseException:
+            self.discard(temporary)
+            raise
+
+    def make_temporary(self) -> tuple[str, int]:
+        """A new file, its name for ``adopt`` or ``discard`` and a descriptor for writing."""
+        temporary = str(next(self._numbers))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(temporary, flags, OBJECT_MODE, dir_fd=self._temporary_fd)
+        return temporary, descriptor
+
+    def adopt(self, name: ContentName, temporary: str) -> None:
+        """Makes a temporary file that holds exactly the content of ``name`` its object."""
+        path = name.path
+        os.rename(temporary, path, src_dir_fd=self._temporary_fd, dst_dir_fd=self.arrivals_fd)
+        self._arrived(path)
+
+    def discard(self, temporary: str) -> None:
+        """Removes a temporary file, if it is still there."""
+        try:
+            os.unlink(temporary, dir_fd=self._temporary_fd)
+        except FileNotFoundError:
+            pass
+
+    def link(self, name: ContentName, source: str, source_fd: int) -> None:
+        """Gives a complete file elsewhere on this file system the object's name, uncopied."""
+        path = name.path
+        try:
+            os.link(source, path, src_dir_fd=source_fd, dst_dir_fd=self.arrivals_fd)
+        except FileExistsError:
+            pass
+        self._arrived(path)
+
+    def _arrived(self, path: str) -> None:
+        self._on_arrival(path)
+        try:
+            os.link(path, path, src_dir_fd=self.arrivals_fd, dst_dir_fd=self.objects_fd)
+        except FileExistsError:
+            pass
