@@ -46,7 +46,7 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
     search = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     with program.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", *program.arguments],
+            [sys.executable, "-P", "-m", *program.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -89,7 +89,7 @@ def end_volatile(upper: Upper) -> None:
     finally:
         os.close(descriptor)
     try:
-        upper.volatile_mark.rmdir()
+        shutil.rmtree(upper.volatile_mark)
     except FileNotFoundError:
         pass
 

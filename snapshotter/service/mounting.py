@@ -1,0 +1,332 @@
+"""Makes mounts for those who ask, looks after them while they live, and clears up after them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from snapshotter.errors import (
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from snapshotter.kernel_view.probe import Abilities
+from snapshotter.paths import Paths
+from snapshotter.service import uppers, views
+from snapshotter.service.backing import Backing
+from snapshotter.service.control import Mount, MountRecord
+from snapshotter.service.images import ImageCatalog, metadata_name
+from snapshotter.service.mounts import MountTable, StoredMount, start_ticks
+from snapshotter.service.processes import wait_for_end
+from snapshotter.service.uppers import Upper, UpperRecord
+from snapshotter.store.images import ImageRecord
+
+_log = structlog.get_logger()
+_MOUNT_DEADLINE_S = 30.0
+_DEBOUNCE_S = 0.5
+_VACATE_DEADLINE_S = 5.0
+_VACATE_POLL_S = 0.05
+_RESUBSCRIBE_S = 0.1
+_REFRESH_DEADLINE_S = 60.0
+NOT_BUILT = "not built yet in this version"
+_DEGRADED = (
+    "its gate is gone: what was not read before cannot be opened (ENOTCONN); "
+    "unmount it and mount it again"
+)
+
+
+class _Flag:
+    """Set and awaited on one loop, and cleared again."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+class Mounting:
+    """The mounts of this root. Lives on the daemon's trio loop; blocking work is in threads.
+
+    Owners are watched in ``nursery``.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        abilities: Abilities,
+        catalog: ImageCatalog,
+        backing: Backing,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._paths = paths
+        self._abilities = abilities
+        self._catalog = catalog
+        self._backing = backing
+        self._nursery = nursery
+        self._table = MountTable(paths.mounts)
+        self._metadata = views.MetadataMounts(paths, abilities)
+        self._watches: dict[str, trio.CancelScope] = {}
+        self._clearing = trio.CapacityLimiter(4)
+
+    async def recover(self) -> None:
+        """Takes up the mounts of an earlier daemon; those that ended meanwhile are cleared up."""
+        await trio.to_thread.run_sync(views.remove_placed, self._paths.run / "metadata")
+        for mount_id in await trio.to_thread.run_sync(self._table.load):
+            _log.info("mount did not survive the reboot", id=mount_id)
+            await self.drop(mount_id)
+        await self.sweep()
+        for stored in self._table.all():
+            self._watch(stored)
+
+    def close(self) -> None:
+        """Lets go of the metadata images; views stay."""
+        self._metadata.close()
+
+    def choose_view(self, wanted: str) -> str:
+        """Why this view is the one; UnsupportedError when the wanted one cannot be had."""
+        if wanted not in ("auto", "kernel"):
+            raise UnsupportedError(f"view {wanted}: {NOT_BUILT}; use --view kernel")
+        if missing := self._abilities.missing:
+            reasons = "; ".join(f"{each.name}: {each.detail}. {each.remedy}" for each in missing)
+            raise UnsupportedError(f"view kernel: this host lacks something: {reasons}")
+        if wanted == "auto":
+            return "kernel is the fastest view and works on this host"
+        return "kernel was asked for"
+
+    async def mount(self, request: Mount, image: ImageRecord) -> tuple[MountRecord, int]:
+        """A new mount of an image: its record and the descriptor of the detached view.
+
+        Raises BusyError for an upper in use, InvalidInputError for one that does not fit,
+        UnavailableError when the store does not answer, SnapshotterError for the kernel's refusal.
+        """
+        mount_id = self._table.new_id()
+        if request.upper is None:
+            return await self._mount(mount_id, request, image)
+        if not request.upper.startswith("/"):
+            raise InvalidInputError(f"upper {request.upper}: an absolute path is needed")
+        with self._table.claim_upper(request.upper):
+            return await self._mount(mount_id, request, image)
+
+    async def _mount(
+        self, mount_id: str, request: Mount, image: ImageRecord
+    ) -> tuple[MountRecord, int]:
+        await self._have_metadata(image)
+        is_private = request.upper is None and not request.read_only
+        volatile = is_private or (request.volatile and request.upper is not None)
+        if is_private:
+            directory: Path | None = self._table.directory_of(mount_id)
+        else:
+            directory = Path(request.upper) if request.upper else None
+        try:
+            descriptor = await self._in_thread(
+                lambda: self._make(
+                    mount_id, image, directory, volatile=volatile, read_only=request.read_only
+                ),
+                f"mount {image.references[-1] if image.references else image.handle}",
+            )
+            record = MountRecord(
+                id=mount_id,
+                image=request.image,
+                image_number=image.number,
+                view="kernel",
+                upper=str(directory) if directory else None,
+                private_upper=is_private,
+                read_only=request.read_only,
+                created_at_s=time.time(),
+                device=os.fstat(descriptor).st_dev,
+                owner_pid=request.owner_pid,
+            )
+            gate_device = self._backing.gate_device or 0
+            stored = self._table.add(record, gate_device=gate_device, volatile=volatile)
+        except BaseException:
+            if is_private and directory is not None:
+                uppers.remove(directory)
+            raise
+        self._watch(stored)
+        return record, descriptor
+
+    async def _have_metadata(self, image: ImageRecord) -> None:
+        name = metadata_name(image.prepared)
+        await self._backing.wait_for_store()
+        if not os.path.exists(self._paths.objects / name.path):  # noqa: ASYNC240 - a local stat
+            await self._backing.store.ensure(name)
+
+    def _make(
+        self,
+        mount_id: str,
+        image: ImageRecord,
+        directory: Path | None,
+        *,
+        volatile: bool,
+        read_only: bool,
+    ) -> int:
+        """Blocks: in a worker thread."""
+        metadata = self._metadata.mount(metadata_name(image.prepared))
+        upper = None
+        if directory is not None:
+            assert image.prepared.metadata_image is not None
+            name = image.references[-1] if image.references else image.handle
+            content = image.prepared.metadata_image.content
+            upper = uppers.prepare(
+                directory, UpperRecord(metadata_image=content, image=name), metadata
+            )
+        return views.make_view(
+            self._paths,
+            self._abilities,
+            mount_id=mount_id,
+            metadata=metadata,
+            image_number=image.number,
+            upper=upper,
+            volatile=volatile,
+            read_only=read_only,
+        )
+
+    def place(self, mount_id: str, target: str, pid: int) -> None:
+        """Records where a mount stands now; NotFoundError if there is none of that id."""
+        if not target.startswith("/"):
+            raise InvalidInputError(f"target {target}: an absolute path is needed")
+        self._table.place(mount_id, target, pid)
+
+    async def drop(self, mount_id: str) -> None:
+        """Forgets a mount that is gone and clears up in the background.
+
+        NotFoundError if there is none of that id.
+        """
+        stored = self._table.get(mount_id)
+        gone = self._table.drop(mount_id)
+        watch = self._watches.pop(mount_id, None)
+        if watch is not None:
+            watch.cancel()
+        _log.info("mount dropped", id=mount_id, target=stored.mount.target)
+        self._nursery.start_soon(self._clear_up, stored, gone)
+
+    async def list(self) -> list[MountRecord]:
+        """The mounts that stand, each with what is wrong with it."""
+        await self.sweep()
+        return [self._described(stored) for stored in self._table.all()]
+
+    async def sweep(self) -> None:
+        """Drops the records of mounts that are nowhere any more."""
+
+        def find() -> list[str]:
+            return self._table.find_vanished(views.mounts_everywhere())
+
+        for mount_id in await trio.to_thread.run_sync(find):
+            with contextlib.suppress(NotFoundError):  # dropped by its owner's end meanwhile
+                await self.drop(mount_id)
+
+    async def clear_leftovers(self) -> None:
+        """Removes what dropped mounts left, to the end."""
+        await trio.to_thread.run_sync(self._table.remove_dropped)
+
+    async def follow_store(self) -> None:
+        """Refreshes views when the store says that content became an object; never returns."""
+        stale = _Flag()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, stale)
+            while True:
+                await stale.wait()
+                await trio.sleep(_DEBOUNCE_S)
+                stale.clear()
+                await self._refresh()
+
+    async def _listen(self, stale: _Flag) -> None:
+        while True:
+            await self._backing.wait_for_store(math.inf)
+            with contextlib.suppress(UnavailableError):
+                async with self._backing.store.subscribe() as events:
+                    stale.set()  # what was said while nobody listened
+                    async for _ in events:
+                        stale.set()
+            await trio.sleep(_RESUBSCRIBE_S)
+
+    async def _refresh(self) -> None:
+        mounts = [stored.mount for stored in self._table.all()]
+        with trio.move_on_after(_REFRESH_DEADLINE_S) as scope:
+            await trio.to_thread.run_sync(views.refresh, mounts, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            _log.warning("refresh of views takes too long; it goes on", mounts=len(mounts))
+
+    def _described(self, stored: StoredMount) -> MountRecord:
+        gate = self._backing.gate_device
+        if gate is None or gate == stored.gate_device:
+            return stored.mount
+        return msgspec.structs.replace(stored.mount, degraded=_DEGRADED)
+
+    def _watch(self, stored: StoredMount) -> None:
+        if stored.mount.owner_pid is not None:
+            scope = self._watches[stored.mount.id] = trio.CancelScope()
+            self._nursery.start_soon(self._watch_owner, stored, scope)
+
+    async def _watch_owner(self, stored: StoredMount, scope: trio.CancelScope) -> None:
+        owner = stored.mount.owner_pid
+        assert owner is not None
+        with scope:
+            if stored.owner_started is not None and start_ticks(owner) == stored.owner_started:
+                await wait_for_end(owner)
+        if not scope.cancelled_caught:
+            self._watches.pop(stored.mount.id, None)
+            with contextlib.suppress(NotFoundError):
+                await self.drop(stored.mount.id)
+
+    async def _clear_up(self, stored: StoredMount, gone: Path) -> None:
+        try:
+            await trio.to_thread.run_sync(
+                _clear_up, stored, gone, limiter=self._clearing, abandon_on_cancel=True
+            )
+        except OSError as error:
+            _log.error("not cleared up", id=stored.mount.id, error=str(error))
+
+    async def _in_thread(self, make: Callable[[], int], what: str) -> int:
+        """Runs ``make`` in a thread for at most 30 s; a descriptor that comes later is closed."""
+        late = threading.Event()
+
+        def run() -> int:
+            descriptor = make()
+            if late.is_set():
+                os.close(descriptor)
+            return descriptor
+
+        try:
+            with trio.fail_after(_MOUNT_DEADLINE_S):
+                return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
+        except trio.TooSlowError as error:
+            raise UnavailableError(
+                f"{what}: nothing for {_MOUNT_DEADLINE_S:g} s; see {self._paths.log('store')}"
+            ) from error
+        finally:
+            late.set()
+
+
+def _clear_up(stored: StoredMount, gone: Path) -> None:
+    """Blocks. The mount may take a moment to follow its owner, so its upper is waited for."""
+    mount = stored.mount
+    if mount.upper is None or not (mount.private_upper or stored.volatile):
+        uppers.remove(gone)
+        return
+    upper = Upper(gone if mount.private_upper else Path(mount.upper))
+    deadline = time.monotonic() + _VACATE_DEADLINE_S
+    while uppers.is_in_use(upper) and time.monotonic() < deadline:
+        time.sleep(_VACATE_POLL_S)
+    if mount.private_upper:
+        uppers.remove(gone)
+    elif not uppers.is_in_use(upper):
+        uppers.end_volatile(upper)
+        uppers.remove(gone)
