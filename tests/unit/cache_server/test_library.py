@@ -276,6 +276,21 @@ def test_packs_that_lack_committed_bytes_are_refused(
 
 # crashes
 
+CRASH_FILES = {
+    "small": b"some text\n" * 20,
+    "chunked": noise(MIB + 17, 2),
+    "last": noise(60_000, 3),
+}
+CRASH_TAR = make_tar(CRASH_FILES)
+CRASH_DIFF_ID = digest_of(CRASH_TAR)
+
+
+def shrink(patches: pytest.MonkeyPatch, max_unsaved: int) -> None:
+    """Small packs, buffers and batches: many steps that write, with little data."""
+    patches.setattr("cache_server.library.PACK_SIZE", 50_000)
+    patches.setattr("cache_server.packs._BUFFER_BYTES", 20_000)
+    patches.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", max_unsaved)
+
 
 class PowerCuts:
     """Copies the library's root before and after every step that writes, as a power cut would
@@ -330,18 +345,17 @@ def test_the_catalog_never_refers_to_bytes_that_a_power_cut_takes(
     with Library(root) as library:
         ingest(library, before)
         with monkeypatch.context() as patches:
-            patches.setattr("cache_server.library.PACK_SIZE", MIB)
-            patches.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", max_unsaved)
+            shrink(patches, max_unsaved)
             cuts = PowerCuts(root, tmp_path, patches)
-            ingest(library, TAR)
+            ingest(library, CRASH_TAR)
     assert cuts.count >= 12
     seen = []
     for number in range(cuts.count):
         with Library(tmp_path / str(number)) as library:
             assert files_of(library, digest_of(before)) == {"before": noise(300_000, 9)}
-            seen.append(library.layer(DIFF_ID) is not None)
-            ingest(library, TAR)
-            assert files_of(library, DIFF_ID) == FILES
+            seen.append(library.layer(CRASH_DIFF_ID) is not None)
+            ingest(library, CRASH_TAR)
+            assert files_of(library, CRASH_DIFF_ID) == CRASH_FILES
     assert seen == sorted(seen), "once there, a layer stays"
     assert not seen[0]
     assert seen[-1]
@@ -382,20 +396,19 @@ def test_any_write_may_fail(
         with Library(root) as library:
             kept = library.add_content(noise(3000, 4)).content_id
             with monkeypatch.context() as patches:
-                patches.setattr("cache_server.library.PACK_SIZE", MIB)
-                patches.setattr("cache_server.library._MAX_UNSAVED_CHUNKS", max_unsaved)
+                shrink(patches, max_unsaved)
                 failures = Failures(fail_at, after=after, monkeypatch=patches)
                 try:
-                    ingest(library, TAR)
+                    ingest(library, CRASH_TAR)
                     has_failed = False
                 except (SnapshotterError, OSError):
                     pass
-            if library.layer(DIFF_ID) is not None:
-                assert files_of(library, DIFF_ID) == FILES
-            ingest(library, TAR)
-            assert files_of(library, DIFF_ID) == FILES
+            if library.layer(CRASH_DIFF_ID) is not None:
+                assert files_of(library, CRASH_DIFF_ID) == CRASH_FILES
+            ingest(library, CRASH_TAR)
+            assert files_of(library, CRASH_DIFF_ID) == CRASH_FILES
         with Library(root) as library:
-            assert files_of(library, DIFF_ID) == FILES
+            assert files_of(library, CRASH_DIFF_ID) == CRASH_FILES
             assert library.read_chunk(kept) == noise(3000, 4)
         fail_at += 1
     assert fail_at >= 7
