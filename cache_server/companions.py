@@ -63,6 +63,17 @@ class Neighbourhood:
         found = (self._by_id[at] for at in range(low, high))
         return [position for position in found if self._id(position) == content_id]
 
+    def closest(self, content_id: bytes, position: int) -> int | None:
+        """The file with that content that is closest to a position: in its directory, if it can
+        be; None if it is not a small file's content.
+        """
+        home = self._directories[position] if self._sizes else 0
+        return min(
+            self.positions(content_id),
+            key=lambda found: (self._directories[found] != home, abs(found - position)),
+            default=None,
+        )
+
     def name(self, position: int) -> ContentName:
         """The content at a position."""
         return ContentName(self._id(position), self._sizes[position])
@@ -174,10 +185,9 @@ class Companions:
         chosen: list[ContentName] = []
         left = min(budget_bytes, MAX_BUDGET_BYTES)
         for digest in asked:
-            positions = neighbourhood.positions(digest)
-            if not positions:
+            start = neighbourhood.closest(digest, trail.position)
+            if start is None:
                 continue
-            start = min(positions, key=lambda position: abs(position - trail.position))
             trail.position = start
             for position in neighbourhood.near(start):
                 name = neighbourhood.name(position)

@@ -1,0 +1,157 @@
+"""The command as its users run it: in processes of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache_v1 import Client
+from tests.support.images import Image, Layer, directory, file, push, write_layout
+from tests.support.registry import Registry
+
+IMAGE = Image([Layer([directory("d"), *(file(f"d/{n}", b"%d" % n) for n in range(20))])])
+REPOSITORY = Path(__file__).parents[3]
+
+
+def command(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cache_server", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+@contextmanager
+def serving(directory: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A server process on ``directory``/root and cache.sock, listening."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "cache_server", "serve", "--root", str(directory / "root")),
+            *("--socket", str(directory / "cache.sock"), *map(str, arguments)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert json.loads(first)["event"] == "serving", first
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> str:
+    return f"oci:{write_layout(tmp_path / 'oci', {'v1': IMAGE})}:v1"
+
+
+def test_import_prints_what_is_ready_and_images_lists_it(tmp_path: Path, layout: str) -> None:
+    root = tmp_path / "root"
+    imported = command("import", "oci:oci:v1", "--root", root, cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.splitlines()[1] == IMAGE.digest
+    assert imported.stderr == ""
+    again = json.loads(command("import", layout, "--root", root, "--json").stdout)
+    assert again["digest"] == IMAGE.digest
+    assert again["totals"]["files"] == 20
+    listed = command("images", "--root", root)
+    assert listed.stdout.splitlines()[1].split()[0] == layout
+    (stored,) = json.loads(command("images", "--root", root, "--json").stdout)
+    assert stored["references"] == [layout]
+
+
+def test_images_of_an_empty_root_are_none_and_nothing_is_made(tmp_path: Path) -> None:
+    listed = command("images", "--root", tmp_path / "root", "--json")
+    assert (listed.returncode, json.loads(listed.stdout)) == (0, [])
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("image", "exit_code", "said"),
+    [
+        ("docker-daemon:debian", 2, "docker://HOST"),
+        ("oci:/nowhere:v1", 3, "/nowhere"),
+        ("127.0.0.1:9/none", 5, "127.0.0.1"),
+    ],
+)
+def test_exit_codes_and_one_line_of_error(
+    tmp_path: Path, image: str, exit_code: int, said: str
+) -> None:
+    failed = command("import", image, "--root", tmp_path / "root")
+    assert failed.returncode == exit_code
+    assert said in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_import_asks_the_server_that_runs_on_the_root(tmp_path: Path, layout: str) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with serving(tmp_path, "--token-file", token):
+        options = ("--root", tmp_path / "root")
+        assert command("import", layout, *options).returncode == 4
+        imported = command("import", layout, *options, "--token-file", token)
+        assert imported.returncode == 0, imported.stderr
+        assert IMAGE.digest in imported.stdout
+        assert layout in command("images", *options).stdout
+        second = command("serve", *options, "--socket", tmp_path / "other.sock")
+        assert second.returncode == 6
+        assert str(tmp_path / "cache.sock") in second.stderr
+
+
+def test_sigterm_ends_cleanly_with_clients_connected(tmp_path: Path) -> None:
+    with serving(tmp_path) as process, Client(tmp_path / "cache.sock") as client:
+        assert client.ask({"op": "ping"})["status"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert client.is_closed()
+    assert not (tmp_path / "cache.sock").exists()
+
+
+def test_killed_server_comes_back_with_everything(tmp_path: Path, layout: str) -> None:
+    request = {"op": "prepare", "image": layout, "architecture": "amd64"}
+    with serving(tmp_path) as process:
+        with Client(tmp_path / "cache.sock") as client:
+            before = client.ask(request)
+        process.kill()
+        process.wait(20)
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect(str(tmp_path / "cache.sock"))
+    with serving(tmp_path), Client(tmp_path / "cache.sock") as client:
+        handle = before["image_handle"]
+        assert client.ask({"op": "open", "handle": handle, "architecture": "amd64"}) == before
+        ((fields, body),) = client.fetch([before["metadata_image"]["content"]])
+        assert fields["chunk"] == before["metadata_image"]["content"]
+        assert len(body) == before["metadata_image"]["size"]
+
+
+@pytest.mark.real
+def test_known_image_needs_no_registry_but_refresh_does(registry: Registry, tmp_path: Path) -> None:
+    push(write_layout(tmp_path / "oci", {"v1": IMAGE}), "v1", registry.address, "server/cli")
+    reference = f"docker://{registry.address}/server/cli:v1"
+    options = ("--root", tmp_path / "root")
+    assert command("import", reference, *options).returncode == 0
+    blobs = registry.requests("GET", "/v2/server/cli/blobs/")
+    assert blobs == 2
+    assert command("import", reference, *options, "--refresh").returncode == 0
+    assert registry.requests("GET", "/v2/server/cli/blobs/") == 3, "the config alone comes again"
+    registry.stop()
+    try:
+        assert command("import", reference, *options).returncode == 0
+        refused = command("import", reference, *options, "--refresh")
+        assert refused.returncode == 5
+        assert registry.address in refused.stderr
+    finally:
+        registry.start()

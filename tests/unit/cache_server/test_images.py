@@ -1,0 +1,53 @@
+import pytest
+
+from cache_server.images import chain_ids, image_handle, of_chain, unmerged
+from cache_server.sources.manifest import ResolvedImage, resolved
+from snapshotter.digest import format_digest, parse_digest, sha256
+from snapshotter.errors import UnsupportedError
+from tests.support.images import Image, Layer, file
+
+LAYERS = [Layer([file(name)]) for name in "abc"]
+
+
+def resolve(image: Image) -> ResolvedImage:
+    return resolved(image.manifest, image.config, "amd64", "x")
+
+
+def test_chain_ids_follow_the_image_specification() -> None:
+    assert chain_ids([]) == []
+    assert chain_ids(["sha256:a"]) == ["sha256:a"]
+    second = format_digest(sha256(b"sha256:a sha256:b"))
+    third = format_digest(sha256(f"{second} sha256:c".encode()))
+    assert chain_ids(["sha256:a", "sha256:b", "sha256:c"]) == ["sha256:a", second, third]
+
+
+def test_handle_depends_on_manifest_and_architecture_alone() -> None:
+    handle = image_handle("sha256:a", "amd64")
+    assert handle == image_handle("sha256:a", "amd64")
+    assert handle not in {image_handle("sha256:b", "amd64"), image_handle("sha256:a", "arm64")}
+    assert len(parse_digest(handle)) == 32
+
+
+def test_environment_keeps_the_last_and_what_follows_the_first_equals_sign() -> None:
+    image = Image(LAYERS, env=["A=1", "B=x=y", "A=2", "C", "=nameless"])
+    assert unmerged(resolve(image), "amd64").env == {"A": "2", "B": "x=y", "C": ""}
+
+
+def test_image_without_config_section_runs_nothing() -> None:
+    image = Image(LAYERS, env=[], cmd=None)
+    answer = unmerged(resolve(image), "amd64")
+    assert (answer.env, answer.entrypoint, answer.cmd) == ({}, None, None)
+
+
+def test_config_that_does_not_fit_is_refused() -> None:
+    image = Image(LAYERS, labels={"long": "x" * (512 << 10)})
+    with pytest.raises(UnsupportedError, match="524288 at most"):
+        unmerged(resolve(image), "amd64")
+
+
+def test_chain_has_its_layers_and_a_handle_of_its_own() -> None:
+    whole = unmerged(resolve(Image(LAYERS)), "amd64")
+    lower = of_chain(whole, whole.layers[1].chain_id)
+    assert lower.layers == whole.layers[:2]
+    assert (lower.digest, lower.config, lower.cmd) == (None, None, None)
+    assert lower.image_handle not in (whole.image_handle, whole.layers[1].chain_id)
