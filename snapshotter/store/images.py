@@ -10,12 +10,9 @@ import os
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.errors import CorruptError
-
-log = structlog.get_logger(__name__)
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +68,9 @@ def load_all(directory: Path) -> list[ImageRecord]:
         try:
             record = load(directory, number)
         except CorruptError as error:
+            import structlog  # noqa: PLC0415 - a third of a command's start; no command comes here
+
+            log = structlog.get_logger(__name__)
             log.warning("image record passed over", number=number, cause=str(error))
             continue
         if record is not None:

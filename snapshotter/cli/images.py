@@ -1,0 +1,180 @@
+"""pull, images, inspect."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import msgspec
+import typer
+
+from snapshotter.cli import output
+from snapshotter.cli.arguments import absolute_image
+from snapshotter.cli.session import session_of
+from snapshotter.errors import InvalidInputError
+from snapshotter.service import control
+from snapshotter.store.images import ImageRecord
+
+ImageArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE",
+        help="debian:12, registry.example/team/app@sha256:…, oci:DIR:TAG, oci-archive:FILE",
+        show_default=False,
+    ),
+]
+PlatformOption = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        "--architecture",
+        metavar="ARCH",
+        help="Architecture of a multi-platform image: arm64, linux/arm/v7. Default: this host's.",
+        show_default=False,
+    ),
+]
+
+
+def image_here(image: str) -> str:
+    """``image`` as the daemon needs it: paths absolute from the current directory."""
+    return absolute_image(image, os.getcwd())
+
+
+def architecture_of(platform: str | None) -> str | None:
+    """``arm/v7`` of ``linux/arm/v7`` or ``arm/v7``; InvalidInputError for another system."""
+    if platform is None:
+        return None
+    parts = platform.split("/")
+    if parts[0] == "linux" and len(parts) > 1:
+        parts = parts[1:]
+    if len(parts) > 2 or not all(parts) or parts[0] in ("linux", "windows", "darwin"):
+        raise InvalidInputError(f"platform {platform!r}: write ARCH, ARCH/VARIANT or linux/ARCH")
+    return "/".join(parts)
+
+
+def pull(
+    context: typer.Context,
+    image: ImageArgument,
+    platform: PlatformOption = None,
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh/--no-refresh",
+            help="Ask the registry what a tag means now; without, a known image is taken as it is.",
+        ),
+    ] = True,
+) -> None:
+    """Make an image known here: its index and metadata, not its files.
+
+    Files come when something opens them.
+
+    \b
+    snapshotter pull debian:12
+    snapshotter pull oci:./build/layout:latest
+    snapshotter pull --platform arm64 --json alpine:3
+    """
+    session = session_of(context)
+    request = control.Pull(
+        image=image_here(image), architecture=architecture_of(platform), refresh=refresh
+    )
+    with session.connect() as client, output.pull_progress(quiet=session.json) as progress:
+        record = client.ask(request, control.Image, on_progress=progress).image
+    session.write(_document(record), lambda: print(_summary(record)))
+
+
+def images(context: typer.Context) -> None:
+    """List the images that were pulled.
+
+    \b
+    snapshotter images
+    snapshotter images --json
+    """
+    session = session_of(context)
+    with session.connect() as client:
+        records = client.ask(control.ListImages(), control.Images).images
+    rows = [
+        (
+            str(record.number),
+            record.references[-1],
+            _short(record),
+            record.prepared.architecture,
+            _files(record),
+            _size(record),
+            output.age_text(record.pulled_at_s),
+        )
+        for record in records
+    ]
+    columns = ("NUMBER", "IMAGE", "DIGEST", "ARCH", "FILES", "SIZE", "PULLED")
+    session.write(
+        [_document(record) for record in records], lambda: output.print_table(columns, rows)
+    )
+
+
+def inspect(context: typer.Context, image: ImageArgument) -> None:
+    """Show a pulled image: digest, layers, command, environment.
+
+    IMAGE may also be its number, digest or handle.
+
+    \b
+    snapshotter inspect debian:12
+    snapshotter inspect 3 --json
+    """
+    session = session_of(context)
+    with session.connect() as client:
+        request = control.Inspect(image=image_here(image))
+        record = client.ask(request, control.Image).image
+    session.write(_document(record), lambda: _describe(record))
+
+
+def _document(record: ImageRecord) -> dict[str, object]:
+    """The record for JSON, the image's config as a part of it instead of a string."""
+    document: dict[str, object] = msgspec.to_builtins(record)
+    config = record.prepared.config
+    prepared = msgspec.to_builtins(record.prepared)
+    prepared["config"] = None if config is None else msgspec.json.decode(config)
+    return {**document, "prepared": prepared}
+
+
+def _short(record: ImageRecord) -> str:
+    name = record.prepared.digest or record.handle
+    return name.removeprefix("sha256:")[:12]
+
+
+def _files(record: ImageRecord) -> str:
+    totals = record.prepared.totals
+    return "" if totals is None else str(totals.files)
+
+
+def _size(record: ImageRecord) -> str:
+    totals = record.prepared.totals
+    return "" if totals is None else output.size_text(totals.bytes)
+
+
+def _summary(record: ImageRecord) -> str:
+    prepared = record.prepared
+    said = [record.references[-1], _short(record)]
+    if prepared.totals is not None:
+        said.append(f"{prepared.totals.files} files, {_size(record)}")
+    return "  ".join(said)
+
+
+def _describe(record: ImageRecord) -> None:
+    prepared = record.prepared
+    fields = [
+        ("Image", record.references[-1]),
+        ("Other names", ", ".join(record.references[:-1])),
+        ("Number", str(record.number)),
+        ("Digest", prepared.digest or ""),
+        ("Handle", record.handle),
+        ("Architecture", prepared.architecture),
+        ("Files", _files(record)),
+        ("Size", _size(record)),
+        ("Entrypoint", " ".join(prepared.entrypoint or [])),
+        ("Command", " ".join(prepared.cmd or [])),
+        *(("Environment", f"{name}={value}") for name, value in prepared.env.items()),
+        *(
+            ("Layer", f"{layer.digest}  {output.size_text(layer.size)}")
+            for layer in prepared.layers
+        ),
+    ]
+    output.print_fields([(name, value) for name, value in fields if value])

@@ -1,0 +1,162 @@
+"""mount, umount, ps."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, get_args
+
+import typer
+
+from snapshotter.cli import output
+from snapshotter.cli.images import ImageArgument, PlatformOption, architecture_of, image_here
+from snapshotter.cli.session import session_of
+from snapshotter.errors import InvalidInputError
+from snapshotter.service import control, placement
+
+ViewOption = Annotated[
+    str,
+    typer.Option(
+        metavar="VIEW",
+        help="auto, kernel, fuse or virtiofs; auto takes the fastest that this host allows.",
+    ),
+]
+UpperOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep what is written in DIR, for later mounts of the same image. "
+        "Default: a private one, removed with the mount.",
+        show_default=False,
+    ),
+]
+ReadOnlyOption = Annotated[bool, typer.Option("--read-only", help="Refuse every write.")]
+VolatileOption = Annotated[
+    bool,
+    typer.Option("--volatile", help="Never sync what is written: faster, lost in a power cut."),
+]
+
+
+def mount_request(
+    image: str,
+    *,
+    platform: str | None,
+    view: str,
+    upper: str | None,
+    read_only: bool,
+    volatile: bool = False,
+    owner_pid: int | None = None,
+) -> control.Mount:
+    """A mount request of the command line's words; InvalidInputError if they make no sense."""
+    views: tuple[control.ViewName, ...] = get_args(control.ViewName)
+    chosen = next((name for name in views if name == view), None)
+    if chosen is None:
+        raise InvalidInputError(f"view {view!r}: choose one of {', '.join(views)}")
+    if upper is not None and read_only:
+        raise InvalidInputError("--upper and --read-only: a read-only mount writes nothing")
+    return control.Mount(
+        image=image_here(image),
+        architecture=architecture_of(platform),
+        view=chosen,
+        upper=None if upper is None else os.path.realpath(upper),
+        read_only=read_only,
+        volatile=volatile,
+        owner_pid=owner_pid,
+    )
+
+
+def mount(
+    context: typer.Context,
+    image: ImageArgument,
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="An existing directory.", show_default=False)
+    ],
+    platform: PlatformOption = None,
+    view: ViewOption = "auto",
+    upper: UpperOption = None,
+    read_only: ReadOnlyOption = False,
+    volatile: VolatileOption = False,
+) -> None:
+    """Mount an image on a directory; pulls it first when it is not known.
+
+    Prints the mount's id. Files are fetched when they are first opened.
+
+    \b
+    snapshotter mount debian:12 /mnt/debian
+    snapshotter mount --read-only oci:./layout:latest /mnt/app
+    snapshotter mount --upper ./changes debian:12 /mnt/debian
+    """
+    session = session_of(context)
+    request = mount_request(
+        image, platform=platform, view=view, upper=upper, read_only=read_only, volatile=volatile
+    )
+    target = placement.check_target(directory)
+    with session.connect() as client:
+        with output.pull_progress(quiet=session.json) as progress:
+            mounted, descriptor = client.mount(request, on_progress=progress)
+        record = mounted.mount
+        try:
+            placement.place(descriptor, target)
+        except BaseException:
+            client.ask(control.Unmounted(id=record.id), control.Done)
+            raise
+        finally:
+            os.close(descriptor)
+        client.ask(control.Placed(id=record.id, target=target, pid=os.getpid()), control.Done)
+    record.target, record.pid = target, os.getpid()
+    session.write(
+        {"mount": record, "reason": mounted.reason},
+        lambda: print(f"{record.id}  {record.image}  {record.view}  {target}"),
+    )
+
+
+def umount(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="DIR|ID", help="Where it is mounted, or its id.")],
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Detach it even if it is in use; its users can finish.")
+    ] = False,
+) -> None:
+    """Unmount what `mount` made, and drop its private upper.
+
+    \b
+    snapshotter umount /mnt/debian
+    snapshotter umount --lazy 3f9a0c2b77de
+    """
+    session = session_of(context)
+    with session.connect() as client:
+        mounts = client.ask(control.ListMounts(), control.Mounts).mounts
+        record = placement.find_mount(mounts, name)
+        placement.remove(record, lazy=lazy)
+        client.ask(control.Unmounted(id=record.id), control.Done)
+    session.write({"unmounted": record.id}, lambda: print(record.id))
+
+
+def ps(context: typer.Context) -> None:
+    """List what is mounted, sandboxes of `run` too.
+
+    \b
+    snapshotter ps
+    snapshotter ps --json
+    """
+    session = session_of(context)
+    with session.connect() as client:
+        mounts = client.ask(control.ListMounts(), control.Mounts).mounts
+    rows = [
+        (
+            record.id,
+            record.image,
+            f"{record.view} (read-only)" if record.read_only else record.view,
+            _place(record),
+            "private" if record.private_upper else record.upper or "",
+            output.age_text(record.created_at_s),
+        )
+        for record in mounts
+    ]
+    columns = ("ID", "IMAGE", "VIEW", "WHERE", "UPPER", "AGE")
+    session.write(mounts, lambda: output.print_table(columns, rows))
+
+
+def _place(record: control.MountRecord) -> str:
+    if record.owner_pid is not None:
+        return f"sandbox of process {record.owner_pid}"
+    return record.target or "(not placed)"

@@ -1,0 +1,67 @@
+"""Runs a command in a view, as a plain container without an engine.
+
+The sandbox has mount, pid, uts and ipc namespaces of its own and the host's network. The view is
+mounted in its mount namespace alone, so that nothing stays mounted however it ends: with the
+command, with Ctrl-C, or with SIGKILL of this process (the kernel then kills the sandbox's first
+process, and with it all others).
+
+Three processes take part: this one, which passes signals on and lends the terminal
+(sandbox_supervisor); the first process, which reaps (sandbox_init); and the command.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snapshotter.errors import UnavailableError
+from snapshotter.service import control
+from snapshotter.service.control_client import ControlClient, ProgressCallback
+from snapshotter.service.sandbox_spec import Settings, check_settings, check_sources, make_plan
+from snapshotter.service.sandbox_supervisor import Sandbox, SandboxError
+
+__all__ = ["SandboxError", "run"]
+
+
+def run(
+    client: ControlClient,
+    request: control.Mount,
+    settings: Settings,
+    *,
+    staging: Path,
+    on_progress: ProgressCallback | None = None,
+) -> int:
+    """Runs one command in a fresh view and returns its exit status (128+n for signal n).
+
+    ``request`` should name this process as the owner. ``staging`` is an existing directory of the
+    host; only the sandbox sees something mounted there, for a moment. Settings are checked before
+    anything is mounted. Raises SandboxError when the command could not be started, and what
+    ``ControlClient.mount`` and ``make_plan`` raise.
+    """
+    check_settings(settings)
+    check_sources(settings.volumes)
+    mounted, view = client.mount(request, on_progress=on_progress)
+    try:
+        try:
+            terminal = os.environ.get("TERM", "xterm") if os.isatty(0) else None
+            record = mounted.mount
+            plan = make_plan(
+                settings, mounted.image.prepared, host_name=record.id, terminal=terminal
+            )
+            sandbox = Sandbox.start(plan, view, staging=staging, read_only=record.read_only)
+        finally:
+            os.close(view)
+        return sandbox.supervise(lambda pid: _tell_placed(client, record.id, pid))
+    finally:
+        _tell(client, control.Unmounted(id=mounted.mount.id))
+
+
+def _tell_placed(client: ControlClient, mount_id: str, pid: int) -> None:
+    _tell(client, control.Placed(id=mount_id, target="/", pid=pid))
+
+
+def _tell(client: ControlClient, request: control.Request) -> None:
+    try:
+        client.ask(request, control.Done)
+    except UnavailableError:
+        pass  # a daemon that was restarted meanwhile finds out by itself, from the owner's end
