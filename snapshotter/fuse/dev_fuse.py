@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 from typing import NamedTuple
 
 from snapshotter.errors import SnapshotterError, UnavailableError, UnsupportedError
@@ -130,9 +131,20 @@ class Session:
     def __init__(self, device: int, server: Server) -> None:
         self._device = device
         self._server = server
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Once this returns no further request is served; from any thread but the session's.
+
+        The session's thread may stay in read(2) until the process ends. What it reads then is lost
+        to this process, but not to a successor (``resend``).
+        """
+        with self._lock:
+            self._is_stopped = True
 
     def run(self) -> None:
-        """Reads and answers until the file system is unmounted or its connection aborted.
+        """Serves until the file system is unmounted, its connection aborted, or ``stop``.
 
         Blocks its thread; OSError if the device fails otherwise.
         """
@@ -149,9 +161,12 @@ class Session:
                 if error.errno == errno.ENOENT:
                     continue
                 raise
-            buffers = handle(view[:size])
-            if buffers is not None:
-                self._write(buffers)
+            with self._lock:
+                if self._is_stopped:
+                    return
+                buffers = handle(view[:size])
+                if buffers is not None:
+                    self._write(buffers)
 
     def reply(self, unique: int, answer: Answer) -> None:
         """Answers a request that was left pending; from any thread, once for each request."""

@@ -126,6 +126,7 @@ class Gate:
                     session.run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
                 )
             finally:
+                session.stop()  # the store may be closed next
                 self._nursery = None
                 nursery.cancel_scope.cancel()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,9 @@ _START_POLL_S = 0.01
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _STABLE_S = 30.0
-_END_DEADLINE_S = 5.0
+_END_PATIENCE_S = 5.0
 _LOG_TAIL_LINES = 5
+_LOG_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +40,41 @@ class Program:
     find: Callable[[], int | None]
 
 
-def spawn(program: Program) -> subprocess.Popen[bytes]:
-    """Starts a program: ``python -m`` its arguments, with this very package to import."""
+def spawn(program: Program) -> int:
+    """Starts a program: ``python -P -m`` its arguments, with this very package to import; its pid.
+
+    It is a child until this process ends, and outlives it.
+    """
     source = str(Path(snapshotter.__file__).parents[1])
     search = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    with program.log.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", *program.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": search},
-            start_new_session=True,
-        )
-
-
-def log_tail(path: Path) -> str:
-    """The last lines of a log, for an error message."""
+    log = os.open(program.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return "(no log)"
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", *program.arguments],
+            {**os.environ, "PYTHONPATH": search},
+            file_actions=(
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ),
+            setsid=True,
+        )
+    finally:
+        os.close(log)
+
+
+def exit_status(child: int) -> int | None:
+    """The exit status of a child (negative: a signal), which is then gone; None while it lives."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def log_tail(path: Path, offset: int = 0) -> str:
+    """The last lines that a log got since it was ``offset`` bytes long, for an error message."""
+    with path.open("rb") as file:
+        file.seek(max(offset, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
     return " | ".join(lines[-_LOG_TAIL_LINES:]) or "(its log is empty)"
 
 
@@ -77,14 +90,14 @@ async def wait_for_end(pid: int) -> None:
         os.close(descriptor)
 
 
-async def end_process(pid: int) -> None:
-    """Ends a process: SIGTERM, and SIGKILL when it does not follow in 5 s."""
+async def end_process(pid: int, patience_s: float = _END_PATIENCE_S) -> None:
+    """Ends a process: SIGTERM, and SIGKILL when it does not follow in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             return
-        with trio.move_on_after(_END_DEADLINE_S):
+        with trio.move_on_after(patience_s):
             await wait_for_end(pid)
             return
 
@@ -101,11 +114,10 @@ class Supervisor:
     ) -> None:
         self.program = program
         self.pid: int | None = None
-        self.is_ours = False
-        """Whether this daemon started it."""
         self._before = before
         self._up = trio.Event()
-        self._trouble = "it has not started yet"
+        self.trouble = "it has not started yet"
+        """Why it is not up, for people."""
 
     async def run(self) -> None:
         """Looks after the program until cancelled; the program then goes on."""
@@ -116,7 +128,7 @@ class Supervisor:
                 await self._before()
                 child = await self._bring_up()
             except (SnapshotterError, OSError) as error:
-                self._trouble = str(error)
+                self.trouble = str(error)
                 _log.error("process did not start", name=self.program.name, error=str(error))
             else:
                 await self._watch(child)
@@ -130,39 +142,42 @@ class Supervisor:
             await self._up.wait()
             return
         raise UnavailableError(
-            f"{self.program.name} is not up: {self._trouble}; see {self.program.log}"
+            f"{self.program.name} is not up: {self.trouble}; see {self.program.log}"
         )
 
-    async def _bring_up(self) -> subprocess.Popen[bytes] | None:
-        """Adopts the program that answers, or starts it and waits until it does."""
+    async def _bring_up(self) -> int | None:
+        """Adopts what answers (None), or starts it and waits until it answers (its pid)."""
         self.pid = await trio.to_thread.run_sync(self.program.find)
         if self.pid is not None:
             _log.info("process adopted", name=self.program.name, pid=self.pid)
             self._up.set()
             return None
+        log = self.program.log
+        logged = log.stat().st_size if log.exists() else 0
         child = spawn(self.program)
-        self.is_ours = True
+        status = None
         with trio.move_on_after(START_DEADLINE_S):
-            while child.poll() is None:
+            while (status := exit_status(child)) is None:
                 self.pid = await trio.to_thread.run_sync(self.program.find)
                 if self.pid is not None:
                     _log.info("process started", name=self.program.name, pid=self.pid)
                     self._up.set()
                     return child
                 await trio.sleep(_START_POLL_S)
-        tail = log_tail(self.program.log)
-        if child.poll() is not None:
-            raise UnavailableError(f"it ended at its start (status {child.returncode}): {tail}")
-        child.kill()
-        await trio.to_thread.run_sync(child.wait)
+        tail = log_tail(log, logged)
+        if status is not None:
+            raise UnavailableError(f"it ended at its start (status {status}): {tail}")
+        os.kill(child, signal.SIGKILL)
+        await wait_for_end(child)
+        exit_status(child)
         raise UnavailableError(f"it did not answer within {START_DEADLINE_S:g} s: {tail}")
 
-    async def _watch(self, child: subprocess.Popen[bytes] | None) -> None:
+    async def _watch(self, child: int | None) -> None:
         assert self.pid is not None
         try:
             await wait_for_end(self.pid)
         finally:
             ended, self.pid, self._up = self.pid, None, trio.Event()
-            status = child.poll() if child is not None else None
-        self._trouble = f"process {ended} ended (status {status})"
+        status = exit_status(child) if child is not None else None
+        self.trouble = f"process {ended} ended (status {status})"
         _log.warning("process ended", name=self.program.name, pid=ended, status=status)
