@@ -48,7 +48,7 @@ READ_DEADLINE_S = 30.0
 PREPARE_DEADLINE_S = 60.0
 """How long a prepare may go without a frame."""
 INLINE_BYTES = 64 << 10
-"""Larger bodies are digested in a thread (hashlib releases the GIL); for these the hop costs more."""
+"""Larger bodies are digested in a thread (hashlib releases the GIL); these are done in place."""
 _RETRY_PAUSE_S = 0.05
 _BUSY_PAUSE_S = (0.01, 0.5)
 

@@ -25,7 +25,7 @@ def trio_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def autojump_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The same on a clock that jumps ahead when everybody sleeps; only for tests without sockets."""
+    """The same on a clock that jumps ahead as soon as everybody only waits."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
