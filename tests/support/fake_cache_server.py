@@ -34,7 +34,9 @@ class FakeCacheServer:
         self.busy_answers = 0
         self.busy_and_close = False
         self.cuts = 0
-        """So many next requests end with the connection closed in the middle of a body."""
+        """So many next fetches end with the connection closed in the middle of a body …"""
+        self.cut_at = 0
+        """… of the chunk at this place or, if there is none, not at all."""
         self.closes = 0
         """So many next requests end with the connection closed before any answer."""
         self.gate: trio.Event | None = None
@@ -145,12 +147,12 @@ class FakeCacheServer:
         return True
 
     async def _fetch(self, stream: trio.SocketStream, request: Fetch) -> bool:
-        for digest in request.chunks:
+        for position, digest in enumerate(request.chunks):
             chunk = self.chunks.get(digest)
             if chunk is None:
                 await send(stream, Error(code="not_found", message="no chunk", chunk=digest))
                 continue
-            if self.cuts:
+            if self.cuts and position >= self.cut_at:
                 self.cuts -= 1
                 await send(stream, Data(length=len(chunk), chunk=digest), chunk[: len(chunk) // 2])
                 return False
