@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,18 @@ _DEGRADED = (
     "its gate is gone: what was not read before cannot be opened (ENOTCONN); "
     "unmount it and mount it again"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A mount to be made. ``directory`` is that of its upper, private or the user's."""
+
+    mount_id: str
+    image: ImageRecord
+    directory: Path | None
+    is_private: bool
+    volatile: bool
+    read_only: bool
 
 
 class _Flag:
@@ -128,37 +141,27 @@ class Mounting:
         self, mount_id: str, request: Mount, image: ImageRecord
     ) -> tuple[MountRecord, int]:
         await self._have_metadata(image)
-        is_private = request.upper is None and not request.read_only
-        volatile = is_private or (request.volatile and request.upper is not None)
-        if is_private:
-            directory: Path | None = self._table.directory_of(mount_id)
-        else:
-            directory = Path(request.upper) if request.upper else None
-        try:
-            descriptor = await self._in_thread(
-                lambda: self._make(
-                    mount_id, image, directory, volatile=volatile, read_only=request.read_only
-                ),
-                f"mount {image.references[-1] if image.references else image.handle}",
-            )
+        plan = self._plan(mount_id, request, image)
+        with contextlib.ExitStack() as undo:
+            if plan.is_private and plan.directory is not None:
+                undo.callback(uppers.remove, plan.directory)
+            descriptor = await self._in_thread(lambda: self._make(plan), f"mount {request.image}")
+            undo.callback(os.close, descriptor)
             record = MountRecord(
                 id=mount_id,
                 image=request.image,
                 image_number=image.number,
                 view="kernel",
-                upper=str(directory) if directory else None,
-                private_upper=is_private,
-                read_only=request.read_only,
+                upper=str(plan.directory) if plan.directory else None,
+                private_upper=plan.is_private,
+                read_only=plan.read_only,
                 created_at_s=time.time(),
                 device=os.fstat(descriptor).st_dev,
                 owner_pid=request.owner_pid,
             )
             gate_device = self._backing.gate_device or 0
-            stored = self._table.add(record, gate_device=gate_device, volatile=volatile)
-        except BaseException:
-            if is_private and directory is not None:
-                uppers.remove(directory)
-            raise
+            stored = self._table.add(record, gate_device=gate_device, volatile=plan.volatile)
+            undo.pop_all()
         self._watch(stored)
         return record, descriptor
 
@@ -168,34 +171,36 @@ class Mounting:
         if not os.path.exists(self._paths.objects / name.path):  # noqa: ASYNC240 - a local stat
             await self._backing.store.ensure(name)
 
-    def _make(
-        self,
-        mount_id: str,
-        image: ImageRecord,
-        directory: Path | None,
-        *,
-        volatile: bool,
-        read_only: bool,
-    ) -> int:
+    def _plan(self, mount_id: str, request: Mount, image: ImageRecord) -> _Plan:
+        is_private = request.upper is None and not request.read_only
+        if is_private:
+            directory: Path | None = self._table.directory_of(mount_id)
+        else:
+            directory = Path(request.upper) if request.upper else None
+        volatile = is_private or (request.volatile and directory is not None)
+        return _Plan(mount_id, image, directory, is_private, volatile, request.read_only)
+
+    def _make(self, plan: _Plan) -> int:
         """Blocks: in a worker thread."""
+        image = plan.image
         metadata = self._metadata.mount(metadata_name(image.prepared))
         upper = None
-        if directory is not None:
+        if plan.directory is not None:
             assert image.prepared.metadata_image is not None
-            name = image.references[-1] if image.references else image.handle
-            content = image.prepared.metadata_image.content
-            upper = uppers.prepare(
-                directory, UpperRecord(metadata_image=content, image=name), metadata
+            record = UpperRecord(
+                metadata_image=image.prepared.metadata_image.content,
+                image=image.references[-1] if image.references else image.handle,
             )
+            upper = uppers.prepare(plan.directory, record, metadata)
         return views.make_view(
             self._paths,
             self._abilities,
-            mount_id=mount_id,
+            mount_id=plan.mount_id,
             metadata=metadata,
             image_number=image.number,
             upper=upper,
-            volatile=volatile,
-            read_only=read_only,
+            volatile=plan.volatile,
+            read_only=plan.read_only,
         )
 
     def place(self, mount_id: str, target: str, pid: int) -> None:
@@ -205,9 +210,10 @@ class Mounting:
         self._table.place(mount_id, target, pid)
 
     async def drop(self, mount_id: str) -> None:
-        """Forgets a mount that is gone and clears up in the background.
+        """Forgets a mount that is gone; NotFoundError if there is none of that id.
 
-        NotFoundError if there is none of that id.
+        A volatile upper of the user is durable when this returns. A private one is removed in the
+        background.
         """
         stored = self._table.get(mount_id)
         gone = self._table.drop(mount_id)
@@ -215,7 +221,12 @@ class Mounting:
         if watch is not None:
             watch.cancel()
         _log.info("mount dropped", id=mount_id, target=stored.mount.target)
-        self._nursery.start_soon(self._clear_up, stored, gone)
+        upper = stored.mount.upper
+        if upper is None or stored.mount.private_upper:
+            self._nursery.start_soon(self._clear_up, stored, gone)
+        else:
+            with self._table.claim_upper(upper):
+                await self._clear_up(stored, gone)
 
     async def list(self) -> list[MountRecord]:
         """The mounts that stand, each with what is wrong with it."""
@@ -225,10 +236,8 @@ class Mounting:
     async def sweep(self) -> None:
         """Drops the records of mounts that are nowhere any more."""
 
-        def find() -> list[str]:
-            return self._table.find_vanished(views.mounts_everywhere())
-
-        for mount_id in await trio.to_thread.run_sync(find):
+        vanished = await trio.to_thread.run_sync(self._table.find_vanished, views.mounts_everywhere)
+        for mount_id in vanished:
             with contextlib.suppress(NotFoundError):  # dropped by its owner's end meanwhile
                 await self.drop(mount_id)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -147,7 +147,8 @@ class MountTable:
         """Forgets a mount; the directory that is returned is left to be removed (uppers.remove)."""
         self.get(mount_id)
         gone = self._directory / f"{_GONE}{mount_id}"
-        self.directory_of(mount_id).rename(gone)
+        with suppress(FileNotFoundError):  # somebody cleared up by hand
+            self.directory_of(mount_id).rename(gone)
         del self._mounts[mount_id]
         return gone
 
@@ -156,21 +157,24 @@ class MountTable:
         for directory in self._directory.glob(f"{_GONE}*"):
             uppers.remove(directory)
 
-    def find_vanished(self, present_ids: Container[str]) -> list[str]:
-        """Ids of mounts that are not among those found in the mount namespaces.
+    def find_vanished(self, look: Callable[[], Container[str]]) -> list[str]:
+        """Ids of mounts that are not among those that ``look`` finds standing. Blocks.
 
-        Blocks a little for mounts with a private upper: overlayfs itself is asked about that.
+        A mount that is placed while it looks is not taken for one that vanished, and overlayfs
+        itself is asked about those with a private upper.
         """
         newest = time.time() - UNPLACED_GRACE_S
-        return [
-            stored.mount.id
+        candidates = [
+            stored.mount
             for stored in self.all()
-            if stored.mount.id not in present_ids
-            and (stored.mount.target is not None or stored.mount.created_at_s < newest)
-            and not (
-                stored.mount.private_upper
-                and uppers.is_in_use(Upper(self.directory_of(stored.mount.id)))
-            )
+            if stored.mount.target is not None or stored.mount.created_at_s < newest
+        ]
+        standing = look()
+        return [
+            mount.id
+            for mount in candidates
+            if mount.id not in standing
+            and not (mount.private_upper and uppers.is_in_use(Upper(self.directory_of(mount.id))))
         ]
 
     def _save(self, stored: StoredMount) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -110,14 +111,15 @@ class Requests:
                 self._counters.add("progress_left_out")
 
         async def relay() -> None:
-            async for said in receive:
-                progress = control.Progress(
-                    phase=said.phase,
-                    layer=said.layer,
-                    done_bytes=said.done_bytes,
-                    total_bytes=said.total_bytes,
-                )
-                await reply.send(progress)
+            with contextlib.suppress(trio.BrokenResourceError):  # the asker left
+                async for said in receive:
+                    progress = control.Progress(
+                        phase=said.phase,
+                        layer=said.layer,
+                        done_bytes=said.done_bytes,
+                        total_bytes=said.total_bytes,
+                    )
+                    await reply.send(progress)
 
         await self._backing.wait_for_cache_server()
         failure: SnapshotterError | None = None

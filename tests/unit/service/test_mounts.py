@@ -1,4 +1,6 @@
 import os
+import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -97,7 +99,27 @@ def test_vanished_are_those_nowhere_to_be_found(
     add(table, record("gone", target="/b"))
     add(table, record("handed out", created_at_s=1000.0 - UNPLACED_GRACE_S + 1))
     add(table, record("never placed", created_at_s=1000.0 - UNPLACED_GRACE_S - 1))
-    assert sorted(table.find_vanished({"there"})) == ["gone", "never placed"]
+    assert sorted(table.find_vanished(lambda: {"there"})) == ["gone", "never placed"]
+
+
+def test_mount_that_is_placed_during_the_look_has_not_vanished(tmp_path: Path) -> None:
+    table = MountTable(tmp_path)
+    add(table, record("m1", created_at_s=time.time()))
+
+    def look() -> set[str]:
+        table.place("m1", "/a", 1)
+        return set()
+
+    assert table.find_vanished(look) == []
+    assert table.find_vanished(set) == ["m1"]
+
+
+def test_mount_whose_directory_was_removed_by_hand_can_be_dropped(tmp_path: Path) -> None:
+    table = MountTable(tmp_path)
+    add(table, record("m1"))
+    shutil.rmtree(tmp_path / "m1")
+    table.drop("m1")
+    assert table.all() == []
 
 
 def test_start_of_a_process_that_ended_is_unknown() -> None:
