@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from snapshotter.service.control_client import ControlClient
 
 from snapshotter.errors import BusyError, InvalidInputError, NotFoundError, UnsupportedError
 from snapshotter.kernel_view import syscalls
 from snapshotter.paths import Paths
 from snapshotter.service import control
+from snapshotter.service.control_client import ControlClient
 from snapshotter.service.uppers import Upper
 from tests.support import images
 from tests.support.mounts import mounts_below
