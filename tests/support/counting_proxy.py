@@ -1,6 +1,7 @@
 """A Unix-socket relay before a cache server that counts what clients ask for and what comes back.
 
 Counting on the wire needs no help from either side, so it also sees what their own counters miss.
+Answers can be held back, so that a test acts while a reader is known to wait for one.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from snapshotter.framing import FrameDecoder
 
 _RECEIVE_BYTES = 1 << 18
+_DEADLINE_S = 30.0
 
 
 class CountingProxy:
@@ -22,6 +24,9 @@ class CountingProxy:
         self.path = path
         self._server = server
         self._lock = threading.Lock()
+        self._asked = threading.Condition(self._lock)
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._requests: Counter[str] = Counter()
         self._chunks = 0
         self._received = 0
@@ -36,6 +41,7 @@ class CountingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._flowing.set()
         with self._lock:
             open_sockets = [self._listener, *self._sockets]
         for one in open_sockets:
@@ -63,6 +69,24 @@ class CountingProxy:
         """How many chunks were asked for, repeats included."""
         with self._lock:
             return self._chunks
+
+    def hold_answers(self) -> None:
+        """From now on requests reach the server and answers wait here."""
+        self._flowing.clear()
+
+    def release_answers(self) -> None:
+        """Lets held answers, and all later ones, go on."""
+        self._flowing.set()
+
+    def await_content_request(self, beyond: int) -> None:
+        """Waits until there were more than ``beyond`` content requests in all."""
+
+        def is_beyond() -> bool:
+            return self._requests["fetch"] + self._requests["chunk_table"] > beyond
+
+        with self._asked:
+            if not self._asked.wait_for(is_beyond, _DEADLINE_S):
+                raise TimeoutError(f"no content request beyond {beyond}: {self._requests}")
 
     @property
     def received_bytes(self) -> int:
@@ -107,13 +131,15 @@ class CountingProxy:
         while data := _receive(server):
             with self._lock:
                 self._received += len(data)
+            self._flowing.wait()
             if not _send(client, data):
                 break
         _shut(client)
 
     def _count(self, request: dict[str, object]) -> None:
         chunks = request.get("chunks", [])
-        with self._lock:
+        with self._asked:
+            self._asked.notify_all()
             self._requests[str(request["op"])] += 1
             self._chunks += len(chunks) if isinstance(chunks, list) else 0
 
