@@ -144,8 +144,21 @@ class Objects:
         self._arrived(path)
 
     def _arrived(self, path: str) -> None:
+        """Links the name from ARRIVALS into OBJECTS.
+
+        Others may publish the same object meanwhile. Their rename takes the last link of the file
+        that our link(2) has just looked up (ENOENT), and theirs is then as good as ours.
+        """
         self._on_arrival(path)
-        try:
-            os.link(path, path, src_dir_fd=self.arrivals_fd, dst_dir_fd=self.objects_fd)
-        except FileExistsError:
-            pass
+        while True:
+            try:
+                os.link(path, path, src_dir_fd=self.arrivals_fd, dst_dir_fd=self.objects_fd)
+            except FileExistsError:
+                return
+            except FileNotFoundError:
+                if os.access(path, os.F_OK, dir_fd=self.objects_fd):
+                    return  # settled in between: it was published long ago
+                if not os.access(path, os.F_OK, dir_fd=self.arrivals_fd):
+                    raise
+            else:
+                return
