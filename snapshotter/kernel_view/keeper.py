@@ -37,6 +37,7 @@ from snapshotter.fuse.dev_fuse import Negotiated, is_connected, negotiate
 PACKET_BYTES = 4096
 GATE_ID_BYTES = 32
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_DESCRIPTOR = struct.Struct("i")
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -73,6 +74,8 @@ class Keeper:
             if self._gate is not None and self._store is None and self._remaining_s() <= 0:
                 self._close_gate(f"no store came within {self._patience_s:g} s")
         self._close_gate("told to stop")
+        for connection in list(self._connections.values()):
+            self._drop(connection)
 
     def _remaining_s(self) -> float:
         return self._alone_since_s + self._patience_s - time.monotonic()
@@ -106,9 +109,7 @@ class Keeper:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(
-                connection, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, descriptors = receive_packet(connection)
             if not packet:
                 self._drop(connection)
                 return
@@ -208,6 +209,19 @@ def _log(event: str, **fields: str) -> None:
     line = {"process": "keeper", "level": "info", "event": event, "time_s": time.time(), **fields}
     sys.stderr.write(json.dumps(line) + "\n")
     sys.stderr.flush()
+
+
+def receive_packet(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """One packet (empty at the end) and the descriptor beside it, closed on exec.
+
+    socket.recv_fds will not do: Python 3.11's ignores its flags.
+    """
+    room = socket.CMSG_LEN(_DESCRIPTOR.size)
+    packet, ancillary, _, _ = connection.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            return packet, [each for (each,) in _DESCRIPTOR.iter_unpack(data)]
+    return packet, []
 
 
 def listen(path: str) -> socket.socket:

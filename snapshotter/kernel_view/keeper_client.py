@@ -14,8 +14,8 @@ from typing import Any
 
 from snapshotter.errors import UnavailableError, from_code
 from snapshotter.fuse.dev_fuse import Negotiated
+from snapshotter.kernel_view.keeper import receive_packet
 
-_PACKET_BYTES = 4096
 _TIMEOUT_S = 10.0
 
 
@@ -107,9 +107,7 @@ def _ask(
 ) -> tuple[dict[str, Any], list[int]]:
     try:
         socket.send_fds(connection, [json.dumps({"op": operation}).encode()], descriptors or [])
-        packet, received, _, _ = socket.recv_fds(
-            connection, _PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-        )
+        packet, received = receive_packet(connection)
     except OSError as error:
         raise UnavailableError(f"keeper at {path}: {operation}: {error}") from error
     if not packet:

@@ -108,7 +108,9 @@ class StoreServer:
         self._counters = counters
         self._stop = stop
 
-    async def run(self, path: Path) -> None:
+    async def run(
+        self, path: Path, *, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Listens on ``path`` until cancelled; a socket left there by another store is replaced."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -119,7 +121,9 @@ class StoreServer:
         finally:
             os.umask(mask)
         listener.listen(64)
-        await trio.serve_listeners(self._serve, [trio.SocketListener(listener)])
+        await trio.serve_listeners(
+            self._serve, [trio.SocketListener(listener)], task_status=task_status
+        )
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
