@@ -69,9 +69,7 @@ class Answers:
             if size >= _STEP_BYTES:
                 yield b"".join(parts), False
                 parts, size = [], 0
-        names = []
-        if request.handle is not None and request.companions_bytes > 0:
-            names = self.companions.choose(request.handle, digests, request.companions_bytes, trail)
+        names = self.companions.choose(request.handle, digests, request.companions_bytes, trail)
         if names and parts:
             yield b"".join(parts), False
             parts, size = [], 0

@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from cache_server.answers import Answers
-from cache_server.companions import Companions
+from cache_server.companions import Companions, Trail
 from cache_server.connection import Connection, Service
 from cache_server.library import Library
 from cache_server.listening import Listener, listen_on
@@ -71,6 +72,8 @@ class Server:
             queue=limits.prepare_queue,
         )
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._trails: dict[int, tuple[Trail, int]] = {}
+        """By process id of the client: its trail, and how many connections it has."""
         self._lock = threading.Lock()
         self._listener: Listener | None = None
         self._service = Service(
@@ -114,29 +117,52 @@ class Server:
             log.warning("cannot accept a client", error=str(error))
             return
         connected.setblocking(True)
+        process, user = _peer(connected)
         try:
-            self._admit(connected)
+            self._admit(user)
         except SnapshotterError as error:
             with connected, contextlib.suppress(OSError):
                 connected.sendall(encode_frame(encode_response(error_response(error))))
             return
-        thread = threading.Thread(target=self._serve, args=(connected,), name="connection")
+        thread = threading.Thread(target=self._serve, args=(connected, process), name="connection")
         with self._lock:
             self._connections[connected] = thread
         thread.start()
 
-    def _serve(self, connected: socket.socket) -> None:
+    def _serve(self, connected: socket.socket, process: int) -> None:
         with connected:
             try:
-                Connection(self._service, connected).run()
+                with self._trail(process) as trail:
+                    Connection(self._service, connected, trail).run()
             finally:
                 with self._lock:
                     del self._connections[connected]
 
-    def _admit(self, connected: socket.socket) -> None:
-        raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(raw)
-        if uid not in (os.geteuid(), 0):
-            raise AccessDeniedError(f"user {uid} may not use this server")
+    @contextlib.contextmanager
+    def _trail(self, process: int) -> Iterator[Trail]:
+        """The trail that all connections of a client share; the last one to end forgets it."""
+        with self._lock:
+            trail, users = self._trails.get(process) or (Trail(), 0)
+            self._trails[process] = (trail, users + 1)
+        try:
+            yield trail
+        finally:
+            with self._lock:
+                users = self._trails[process][1] - 1
+                if users:
+                    self._trails[process] = (trail, users)
+                else:
+                    del self._trails[process]
+
+    def _admit(self, user: int) -> None:
+        if user not in (os.geteuid(), 0):
+            raise AccessDeniedError(f"user {user} may not use this server")
         if len(self._connections) >= self._limits.connections:
             raise BusyError(f"{self._limits.connections} connections are open already")
+
+
+def _peer(connected: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the client, as the kernel knows them."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(raw)
+    return process, user

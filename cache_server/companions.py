@@ -28,6 +28,10 @@ MAX_COMPANION_BYTES = 64 << 10
 """Larger files are never companions (docs/results/companions.md says why)."""
 MAX_BUDGET_BYTES = 8 << 20
 """What a fetch may ask for as companions, at most."""
+FIRST_WINDOW_BYTES = 16 << 10
+"""How much a fetch that continues no other brings."""
+_SLACK = 8
+"""How many files a client may skip and still count as going on."""
 _KEPT_IMAGES = 8
 
 log = structlog.get_logger(__name__)
@@ -140,12 +144,41 @@ class Neighbourhood:
 
 
 class Trail:
-    """What one connection was sent, and where in which image it asked last."""
+    """What one client was sent, where in which image it asked last, and how far to look ahead.
+
+    Like the kernel's read-ahead: a client that comes back where its companions ended, or for one
+    that is still on its way, gets twice as many; one that jumps starts again with few. Programs
+    that start open a file here and there, and most of what lies around is not for them.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.sent: set[bytes] = set()
-        self.handle: str | None = None
         self.position = 0
+        self._handle: str | None = None
+        self._expected = 0
+        self._window_bytes = FIRST_WINDOW_BYTES
+
+    def enter(self, handle: str) -> None:
+        """Starts afresh, unless the client is in that image already."""
+        if self._handle != handle:
+            self._handle = handle
+            self.position = self._expected = 0
+
+    def widen(self, asked: list[int], *, is_overtaken: bool) -> int:
+        """How many bytes to send to a client that asks for these positions now.
+
+        ``is_overtaken``: it asks for what was sent already.
+        """
+        if is_overtaken or any(abs(at - self._expected) <= _SLACK for at in asked):
+            self._window_bytes = min(2 * self._window_bytes, MAX_BUDGET_BYTES)
+        else:
+            self._window_bytes = FIRST_WINDOW_BYTES
+        return self._window_bytes
+
+    def expect(self, position: int) -> None:
+        """Where the client will ask next, if it goes on as it does."""
+        self._expected = position
 
 
 class Companions:
@@ -169,36 +202,29 @@ class Companions:
             self._build_once(prepared.image_handle, lambda: image)
 
     def choose(
-        self, handle: str, asked: Iterable[bytes], budget_bytes: int, trail: Trail
+        self, handle: str | None, asked: Iterable[bytes], budget_bytes: int, trail: Trail
     ) -> list[ContentName]:
         """Small objects to add after ``asked`` (raw digests), each once a trail.
 
-        None are chosen until the image's neighbourhood is built, which this call starts.
+        None are chosen without a handle or a budget, nor until the image's neighbourhood is built,
+        which this call starts.
         """
-        asked = list(asked)
-        trail.sent.update(asked)
-        neighbourhood = self._find(handle)
-        if neighbourhood is None or budget_bytes <= 0:
-            return []
-        if trail.handle != handle:
-            trail.handle, trail.position = handle, 0
-        chosen: list[ContentName] = []
-        left = min(budget_bytes, MAX_BUDGET_BYTES)
-        for digest in asked:
-            start = neighbourhood.closest(digest, trail.position)
-            if start is None:
-                continue
-            trail.position = start
-            for position in neighbourhood.near(start):
-                name = neighbourhood.name(position)
-                if name.content_id in trail.sent:
-                    continue
-                if name.size > left:
-                    return chosen
-                left -= name.size
-                trail.sent.add(name.content_id)
-                chosen.append(name)
-        return chosen
+        digests = list(asked)
+        with trail.lock:
+            is_overtaken = any(digest in trail.sent for digest in digests)
+            trail.sent.update(digests)
+            neighbourhood = self._find(handle) if handle is not None and budget_bytes > 0 else None
+            if handle is None or neighbourhood is None:
+                return []
+            trail.enter(handle)
+            starts = []
+            for digest in digests:
+                start = neighbourhood.closest(digest, trail.position)
+                if start is not None:
+                    starts.append(start)
+                    trail.position = start
+            window_bytes = trail.widen(starts, is_overtaken=is_overtaken)
+            return _take(neighbourhood, starts, min(budget_bytes, window_bytes), trail)
 
     def _find(self, handle: str) -> Neighbourhood | None:
         with self._lock:
@@ -243,3 +269,25 @@ class Companions:
             return self._library.read_chunk(name.content_id)
         table = chunk_table.decode(self._library.chunk_table(name), name)
         return b"".join(map(self._library.read_chunk, table))
+
+
+def _take(
+    neighbourhood: Neighbourhood, starts: list[int], left_bytes: int, trail: Trail
+) -> list[ContentName]:
+    """The best neighbours that were not sent yet and fit, which then count as sent."""
+    chosen: list[ContentName] = []
+    for start in starts:
+        trail.expect(start + 1)
+        last = start
+        for position in neighbourhood.near(start):
+            name = neighbourhood.name(position)
+            if name.content_id in trail.sent:
+                continue
+            if name.size > left_bytes:
+                return chosen
+            left_bytes -= name.size
+            trail.sent.add(name.content_id)
+            chosen.append(name)
+            last = max(last, position)
+            trail.expect(last + 1)
+    return chosen

@@ -71,11 +71,11 @@ class Service:
 class Connection:
     """Serves one client until it leaves, is idle, or breaks the protocol."""
 
-    def __init__(self, service: Service, connected: socket.socket) -> None:
+    def __init__(self, service: Service, connected: socket.socket, trail: Trail) -> None:
         self._service = service
         self._socket = connected
         self._decoder = FrameDecoder()
-        self._trail = Trail()
+        self._trail = trail
 
     def run(self) -> None:
         """Answers requests in order; returns when the connection is to be closed."""

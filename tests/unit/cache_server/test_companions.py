@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_server.companions import MAX_COMPANION_BYTES, Companions, Neighbourhood, Trail
+from cache_server.companions import (
+    FIRST_WINDOW_BYTES,
+    MAX_COMPANION_BYTES,
+    Companions,
+    Neighbourhood,
+    Trail,
+)
 from cache_server.library import Library, StoredImage
 from snapshotter.cache_v1.protocol import MetadataImage, Prepared
 from snapshotter.digest import format_digest, sha256
@@ -184,4 +190,36 @@ def test_image_that_cannot_be_read_has_no_companions(
         for _ in range(2):
             assert companions.choose(HANDLE, [sha256(b"a")], 100, Trail()) == []
             companions._thread.submit(lambda: None).result(30)
+        companions.close()
+
+
+def test_reading_on_brings_more_each_time_and_a_jump_few_again(library: Library) -> None:
+    with library:
+        files = {f"d/{number:03}": b"%03d" % number * 1000 for number in range(200)}
+        files["e/far"] = b"far"
+        companions = built(
+            library, {**files, **{f"f/{n:03}": b"%03dx" % n * 750 for n in range(50)}}
+        )
+        trail = Trail()
+        position, brought = 0, []
+        for _ in range(4):
+            asked = [sha256(files[f"d/{position:03}"])]
+            chosen = companions.choose(HANDLE, asked, 1 << 20, trail)
+            brought.append(len(chosen))
+            position += 1 + len(chosen)
+        # the first ask is where a fresh trail stands, so it counts as reading on
+        assert brought == [10, 21, 43, 87]
+        jumped = companions.choose(HANDLE, [sha256(b"040x" * 750)], 1 << 20, trail)
+        assert len(jumped) == FIRST_WINDOW_BYTES // 3000
+        companions.close()
+
+
+def test_client_that_overtakes_its_companions_gets_more(library: Library) -> None:
+    with library:
+        files = {f"d/{number:03}": b"%03d" % number * 1000 for number in range(200)}
+        companions = built(library, files)
+        trail = Trail()
+        first = companions.choose(HANDLE, [sha256(files["d/100"])], 1 << 20, trail)
+        second = companions.choose(HANDLE, [first[-1].content_id], 1 << 20, trail)
+        assert len(second) == 2 * len(first)
         companions.close()
