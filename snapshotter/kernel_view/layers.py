@@ -43,7 +43,7 @@ class ViewLayers:
 
 
 def overlay_options(layers: ViewLayers) -> Options:
-    """The options of the view's overlay, as the new mount API takes them.
+    """The options of the view's overlay, with paths as they are.
 
     With an upper, metacopy and redirect_dir must both be on. Without one, redirects are followed.
     What a kernel's own defaults might turn on is said to be off: an index ties an upper to one
@@ -68,8 +68,18 @@ def overlay_options(layers: ViewLayers) -> Options:
     return options
 
 
+def api_options(options: Iterable[tuple[str, str | None]]) -> Options:
+    """The options as fsconfig(2) takes them: the kernel removes backslashes from an upper's paths,
+    but not from those of ``lowerdir+`` and ``datadir+`` (seen with 6.18).
+    """
+    return [
+        (key, _escape(value, "") if value and key in ("upperdir", "workdir") else value)
+        for key, value in options
+    ]
+
+
 def mount_data(options: Iterable[tuple[str, str | None]]) -> str:
-    """The same options as one string for mount(2), where the kernel has no ``lowerdir+``.
+    """The options as one string for mount(2), where the kernel has no ``lowerdir+``.
 
     Raises InvalidInputError when they do not fit into a page.
     """

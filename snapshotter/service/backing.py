@@ -69,6 +69,9 @@ class Backing:
     async def wait_for_store(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns once the store answers (and its gate stands); UnavailableError otherwise."""
         await self._store.wait_until_up(deadline_s)
+        if self._has_kernel_view and self.gate_device is None:
+            await self._keeper.wait_until_up(deadline_s)
+            await self.ensure_gate()
 
     async def wait_for_cache_server(self) -> None:
         """Returns once the cache server answers, where it is ours to start."""
@@ -76,25 +79,30 @@ class Backing:
             await self._cache_server.wait_until_up()
 
     async def _before_store(self) -> None:
-        if self._has_kernel_view:
-            await self._keeper.wait_until_up()
-            await self._ensure_gate()
+        """At first keeper and store start side by side: the store waits for its gate by itself."""
+        if self._keeper.pid is not None:
+            await self.ensure_gate()
 
-    async def _ensure_gate(self) -> None:
-        """A living gate. A store that serves a gate of the past is ended, to be started again."""
+    async def ensure_gate(self) -> None:
+        """A living gate. A store that serves a gate of the past is ended, to be started again.
+
+        Raises UnavailableError while the keeper or the gate is being replaced.
+        """
         async with self._gate_lock:
             gate = await trio.to_thread.run_sync(ensure_gate, self._paths, self._config)
+            is_first = self.gate_device is None and self._store.is_started_here
             self.gate_device = gate.device
-            store = await trio.to_thread.run_sync(self._store.program.find) if gate.is_new else None
-            if store is not None:
-                await end_process(store)
+            if gate.is_new and not is_first:
+                store = await trio.to_thread.run_sync(self._store.program.find)
+                if store is not None:
+                    await end_process(store)
 
     async def _watch_gate(self) -> None:
         """Replaces the gate when the keeper died; ``before`` looks at it when the store did."""
         while True:
             await self._keeper.wait_until_up(deadline_s=math.inf)
             try:
-                await self._ensure_gate()
+                await self.ensure_gate()
             except (SnapshotterError, OSError) as error:
                 _log.error("no gate", error=str(error))
                 await trio.sleep(1)

@@ -18,6 +18,7 @@ import trio
 from snapshotter.errors import (
     InvalidInputError,
     NotFoundError,
+    SnapshotterError,
     UnavailableError,
     UnsupportedError,
 )
@@ -56,6 +57,11 @@ class _Plan:
     is_private: bool
     volatile: bool
     read_only: bool
+
+    @property
+    def name(self) -> str:
+        """The image, for people."""
+        return self.image.references[-1] if self.image.references else self.image.handle
 
 
 class _Flag:
@@ -145,7 +151,11 @@ class Mounting:
         with contextlib.ExitStack() as undo:
             if plan.is_private and plan.directory is not None:
                 undo.callback(uppers.remove, plan.directory)
-            descriptor = await self._in_thread(lambda: self._make(plan), f"mount {request.image}")
+            try:
+                descriptor = await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
+            except SnapshotterError:
+                await self._backing.ensure_gate()  # says so if that was the cause
+                raise
             undo.callback(os.close, descriptor)
             record = MountRecord(
                 id=mount_id,
@@ -189,7 +199,7 @@ class Mounting:
             assert image.prepared.metadata_image is not None
             record = UpperRecord(
                 metadata_image=image.prepared.metadata_image.content,
-                image=image.references[-1] if image.references else image.handle,
+                image=plan.name,
             )
             upper = uppers.prepare(plan.directory, record, metadata)
         return views.make_view(

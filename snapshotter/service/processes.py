@@ -114,6 +114,8 @@ class Supervisor:
     ) -> None:
         self.program = program
         self.pid: int | None = None
+        self.is_started_here = False
+        """Whether this supervisor started it, at least once, rather than found it living."""
         self._before = before
         self._up = trio.Event()
         self.trouble = "it has not started yet"
@@ -155,6 +157,7 @@ class Supervisor:
         log = self.program.log
         logged = log.stat().st_size if log.exists() else 0
         child = spawn(self.program)
+        self.is_started_here = True
         status = None
         with trio.move_on_after(START_DEADLINE_S):
             while (status := exit_status(child)) is None:

@@ -12,7 +12,13 @@ import structlog
 
 from snapshotter.errors import SnapshotterError, UnavailableError
 from snapshotter.kernel_view import loop_device, mountinfo, syscalls
-from snapshotter.kernel_view.layers import Options, ViewLayers, mount_data, overlay_options
+from snapshotter.kernel_view.layers import (
+    Options,
+    ViewLayers,
+    api_options,
+    mount_data,
+    overlay_options,
+)
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
@@ -124,9 +130,8 @@ def make_view(
     attributes = syscalls.MOUNT_ATTR_RDONLY if read_only else 0
     try:
         if abilities.mount_api:
-            return syscalls.make_mount(
-                "overlay", [("source", source), *options], attributes=attributes
-            )
+            described = [("source", source), *api_options(options)]
+            return syscalls.make_mount("overlay", described, attributes=attributes)
         return _make_with_string(paths, source, options, attributes)
     except OSError as error:
         where = f" over upper {upper.directory}" if upper else ""

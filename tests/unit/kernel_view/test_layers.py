@@ -1,7 +1,7 @@
 import pytest
 
 from snapshotter.errors import InvalidInputError
-from snapshotter.kernel_view.layers import ViewLayers, mount_data, overlay_options
+from snapshotter.kernel_view.layers import ViewLayers, api_options, mount_data, overlay_options
 
 
 def layers(**changes: object) -> ViewLayers:
@@ -68,6 +68,13 @@ def test_mount_data_leaves_colons_of_an_upper_alone() -> None:
     view = layers(upper="/u:1/upper", work="/u:1/work", volatile=True)
     data = mount_data(overlay_options(view))
     assert data.endswith("upperdir=/u:1/upper,workdir=/u:1/work,volatile")
+
+
+def test_api_options_escape_the_paths_that_the_kernel_unescapes() -> None:
+    view = layers(objects="/o\\", upper="/u\\:,/upper", work="/w")
+    options = api_options(overlay_options(view))
+    assert ("datadir+", "/o\\") in options
+    assert options[-2:] == [("upperdir", "/u\\\\:,/upper"), ("workdir", "/w")]
 
 
 def test_mount_data_longer_than_a_page_is_refused() -> None:
