@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import struct
 from collections.abc import Iterable
 
@@ -252,7 +251,7 @@ def mount_setattr(
 
 def pivot_root(new_root: Name, put_old: Name) -> None:
     """pivot_root(2); both may be "." to leave the old root stacked on the new one."""
-    number = _PIVOT_ROOT[platform.machine()]
+    number = _PIVOT_ROOT[os.uname().machine]
     _syscall(f"pivot_root {new_root!r}", number, os.fsencode(new_root), os.fsencode(put_old))
 
 

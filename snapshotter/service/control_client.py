@@ -113,8 +113,10 @@ class ControlClient:
     def _receive(self) -> control.Response:
         while (payload := self._frames.next_frame()) is None:
             data, descriptors, _flags, _address = socket.recv_fds(
-                self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS
             )
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)  # recv_fds passes no flags on
             self._descriptors += descriptors
             if not data:
                 raise EOFError("the daemon closed the connection; its log says why")
