@@ -83,10 +83,11 @@ class Backing:
         if self._keeper.pid is not None:
             await self.ensure_gate()
 
-    async def ensure_gate(self) -> None:
-        """A living gate. A store that serves a gate of the past is ended, to be started again.
+    async def ensure_gate(self) -> bool:
+        """A living gate; whether it had to be mounted anew.
 
-        Raises UnavailableError while the keeper or the gate is being replaced.
+        A store that serves a gate of the past is ended, to be started again. Raises
+        UnavailableError while the keeper or the gate is being replaced.
         """
         async with self._gate_lock:
             gate = await trio.to_thread.run_sync(ensure_gate, self._paths, self._config)
@@ -96,6 +97,7 @@ class Backing:
                 store = await trio.to_thread.run_sync(self._store.program.find)
                 if store is not None:
                     await end_process(store)
+        return gate.is_new
 
     async def _watch_gate(self) -> None:
         """Replaces the gate when the keeper died; ``before`` looks at it when the store did."""

@@ -151,11 +151,7 @@ class Mounting:
         with contextlib.ExitStack() as undo:
             if plan.is_private and plan.directory is not None:
                 undo.callback(uppers.remove, plan.directory)
-            try:
-                descriptor = await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
-            except SnapshotterError:
-                await self._backing.ensure_gate()  # says so if that was the cause
-                raise
+            descriptor = await self._make_view(plan)
             undo.callback(os.close, descriptor)
             record = MountRecord(
                 id=mount_id,
@@ -174,6 +170,16 @@ class Mounting:
             undo.pop_all()
         self._watch(stored)
         return record, descriptor
+
+    async def _make_view(self, plan: _Plan) -> int:
+        """Tries again when it failed for want of a gate, which somebody may have unmounted."""
+        try:
+            return await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
+        except SnapshotterError:
+            if not await self._backing.ensure_gate():
+                raise
+        await self._backing.wait_for_store()
+        return await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
 
     async def _have_metadata(self, image: ImageRecord) -> None:
         name = metadata_name(image.prepared)

@@ -7,11 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from snapshotter.errors import BusyError, InvalidInputError, NotFoundError, UnsupportedError
+from snapshotter.errors import (
+    BusyError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 from snapshotter.kernel_view import syscalls
 from snapshotter.paths import Paths
 from snapshotter.service import control
@@ -342,6 +349,32 @@ def test_dead_gate_is_replaced_and_its_views_are_told(own: Daemon, image: str) -
     again, second = own.place("again", image)
     assert (again / "large").read_bytes() == LARGE
     assert own.mounts()[second.id].degraded == ""
+
+
+def test_gate_that_somebody_unmounted_is_made_anew(own: Daemon, image: str) -> None:
+    syscalls.umount(own.paths.gate, syscalls.MNT_DETACH)
+    target, mount = own.place("view", image)
+    assert (target / "etc" / "8").read_text() == "8"
+    syscalls.umount(own.paths.gate, syscalls.MNT_DETACH)  # it lives on below the view
+    with pytest.raises(UnavailableError, match="somebody unmounted it"):
+        own.place("again", image)
+    await_true(lambda: mounts_below(own.paths.gate) != [], "a new gate", log=own.said)
+    await_true(own.is_up, "all processes", log=own.said)
+    again, second = own.place("again", image)
+    assert (again / "large").read_bytes() == LARGE
+    degraded = {mount.id: mount.degraded != "" for mount in own.mounts().values()}
+    assert degraded == {mount.id: True, second.id: False}
+
+
+def test_many_mounts_at_once(own: Daemon, image: str) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        placed = list(pool.map(lambda n: own.place(f"view{n}", image), range(64)))
+        read = pool.map(lambda view: (view[0] / "etc" / "motd").read_text(), placed)
+        assert set(read) == {"hello\n"}
+        assert len(own.mounts()) == 64
+        list(pool.map(lambda view: own.take(*view), placed))
+    assert own.mounts() == {}
+    await_true(lambda: not any(own.paths.mounts.iterdir()), "the removal of the uppers")
 
 
 def test_stop_leaves_what_mounts_need_and_otherwise_nothing(own: Daemon, image: str) -> None:
