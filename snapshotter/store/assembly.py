@@ -23,7 +23,7 @@ async def assemble(
     digests = chunk_table.decode(await client.chunk_table(name), name)
     with disk_errors(f"make a temporary file for object {name}"):
         temporary, descriptor = objects.make_temporary()
-    file = OpenFile(descriptor)  # a sink may outlive a cancelled wait
+    file = OpenFile(descriptor)  # not closed when cancelled: a sink may still be writing
     flights: list[Flight] = []
     try:
         for index, digest in enumerate(digests):
@@ -31,7 +31,12 @@ async def assemble(
             length = chunk_table.chunk_length(name, index)
             fetcher.submit(digest, length, _write(name, index, file), flight.end)
             flights.append(flight)
-        await _wait_for_all(flights)
+        try:
+            await _wait_for_all(flights)
+        except SnapshotterError:
+            file.close()
+            raise
+        file.close()
         with disk_errors(f"publish object {name}"):
             objects.adopt(name, temporary)
     except BaseException:

@@ -20,8 +20,14 @@ class OpenFile:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
+    def close(self) -> None:
+        """Closes it now, where it is certain that nobody uses it; harmless when it is closed."""
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        self.close()
 
 
 class Descriptors:
@@ -53,10 +59,11 @@ class Descriptors:
         del file
 
     def close(self) -> None:
-        """Drops everything."""
+        """Closes everything, at once: nobody may be reading any more."""
         with self._lock:
-            files, self._files = self._files, OrderedDict()
-        files.clear()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
 
     def __len__(self) -> int:
         return len(self._files)

@@ -19,7 +19,7 @@ import trio
 from snapshotter.cache_v1.client import CacheClient
 from snapshotter.cache_v1.connection import Body
 from snapshotter.config import Config
-from snapshotter.errors import BusyError, SnapshotterError
+from snapshotter.errors import BusyError, CorruptError, SnapshotterError
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
 from snapshotter.store.arrivals import Arrivals
@@ -212,7 +212,12 @@ class Store:
         self._counters.add("objects_published")
 
     def _publish(self, name: ContentName, body: Body) -> None:
-        """Makes verified bytes of a single chunk an object. [any thread]"""
+        """Makes verified bytes of a single chunk an object. [any thread]
+
+        CorruptError if the name gives them another size: nothing may be published under it.
+        """
+        if len(body) != name.size:
+            raise CorruptError(f"object {name}: its content has {len(body)} bytes")
         with disk_errors(f"publish object {name}"):
             self._objects.publish(name, body)
         self._counters.add("objects_published")
