@@ -27,8 +27,8 @@ from snapshotter.paths import Paths
 from snapshotter.service import uppers, views
 from snapshotter.service.backing import Backing
 from snapshotter.service.control import Mount, MountRecord
-from snapshotter.service.images import ImageCatalog, metadata_name
-from snapshotter.service.mounts import MountTable, StoredMount, start_ticks
+from snapshotter.service.images import metadata_name
+from snapshotter.service.mounts import MountTable, StoredMount, boot_id, start_ticks
 from snapshotter.service.processes import wait_for_end
 from snapshotter.service.uppers import Upper, UpperRecord
 from snapshotter.store.images import ImageRecord
@@ -38,7 +38,7 @@ _MOUNT_DEADLINE_S = 30.0
 _DEBOUNCE_S = 0.5
 _VACATE_DEADLINE_S = 5.0
 _VACATE_POLL_S = 0.05
-_RESUBSCRIBE_S = 0.1
+_RESUBSCRIBE_S = 0.5
 _REFRESH_DEADLINE_S = 60.0
 NOT_BUILT = "not built yet in this version"
 _DEGRADED = (
@@ -90,13 +90,11 @@ class Mounting:
         self,
         paths: Paths,
         abilities: Abilities,
-        catalog: ImageCatalog,
         backing: Backing,
         nursery: trio.Nursery,
     ) -> None:
         self._paths = paths
         self._abilities = abilities
-        self._catalog = catalog
         self._backing = backing
         self._nursery = nursery
         self._table = MountTable(paths.mounts)
@@ -132,9 +130,12 @@ class Mounting:
     async def mount(self, request: Mount, image: ImageRecord) -> tuple[MountRecord, int]:
         """A new mount of an image: its record and the descriptor of the detached view.
 
-        Raises BusyError for an upper in use, InvalidInputError for one that does not fit,
+        Raises BusyError for an upper in use, InvalidInputError for one that does not fit or an
+        owner that is no process,
         UnavailableError when the store does not answer, SnapshotterError for the kernel's refusal.
         """
+        if request.owner_pid is not None:
+            _check_owner(request.owner_pid)
         mount_id = self._table.new_id()
         if request.upper is None:
             return await self._mount(mount_id, request, image)
@@ -274,12 +275,14 @@ class Mounting:
 
     async def _listen(self, stale: _Flag) -> None:
         while True:
-            await self._backing.wait_for_store(math.inf)
-            with contextlib.suppress(UnavailableError):
+            try:
+                await self._backing.wait_for_store(math.inf)
                 async with self._backing.store.subscribe() as events:
                     stale.set()  # what was said while nobody listened
                     async for _ in events:
                         stale.set()
+            except (SnapshotterError, OSError) as error:
+                _log.warning("not listening to the store", error=str(error))
             await trio.sleep(_RESUBSCRIBE_S)
 
     async def _refresh(self) -> None:
@@ -340,10 +343,21 @@ class Mounting:
             late.set()
 
 
+def _check_owner(pid: int) -> None:
+    try:
+        os.close(os.pidfd_open(pid))
+    except (OSError, OverflowError) as error:
+        raise InvalidInputError(f"owner {pid}: there is no such process ({error})") from error
+
+
 def _clear_up(stored: StoredMount, gone: Path) -> None:
-    """Blocks. The mount may take a moment to follow its owner, so its upper is waited for."""
+    """Blocks. The mount may take a moment to follow its owner, so its upper is waited for.
+
+    A volatile upper from before a reboot keeps its mark: what it lost is not known.
+    """
     mount = stored.mount
-    if mount.upper is None or not (mount.private_upper or stored.volatile):
+    ends_volatile = stored.volatile and stored.boot == boot_id()
+    if mount.upper is None or not (mount.private_upper or ends_volatile):
         uppers.remove(gone)
         return
     upper = Upper(gone if mount.private_upper else Path(mount.upper))

@@ -174,7 +174,9 @@ def host_facts(abilities: Abilities) -> control.HostFacts:
         remedy="; ".join(each.remedy for each in missing),
     )
     others = [
-        control.Fact(name=name, ok=False, detail=NOT_BUILT, remedy="use the kernel view")
+        control.Fact(
+            name=name, ok=False, detail=NOT_BUILT, remedy="" if missing else "use the kernel view"
+        )
         for name in ("fuse", "virtiofs")
     ]
     facts = [

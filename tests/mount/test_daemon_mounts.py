@@ -260,6 +260,13 @@ def test_end_of_the_owner_ends_the_mount(
     assert shared.mounts() == {}
 
 
+@pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
+def test_owner_that_is_no_process_is_refused(shared: Daemon, image: str, pid: int) -> None:
+    with pytest.raises(InvalidInputError, match="no such process"):
+        shared.place("owned", image, owner_pid=pid)
+    assert shared.mounts() == {}
+
+
 def test_plain_umount_is_noticed(shared: Daemon, image: str) -> None:
     target, mount = shared.place("plain", image)
     syscalls.umount(target)
