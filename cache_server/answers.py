@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import structlog
+
 from cache_server.companions import Companions, Trail
 from cache_server.library import Library
 from snapshotter.cache_v1.protocol import (
@@ -17,8 +19,8 @@ from snapshotter.cache_v1.protocol import (
     encode_response,
     error_response,
 )
-from snapshotter.digest import parse_digest
-from snapshotter.errors import InvalidInputError, SnapshotterError
+from snapshotter.digest import format_digest, parse_digest
+from snapshotter.errors import InvalidInputError, NotFoundError, SnapshotterError
 from snapshotter.framing import encode_frame
 from snapshotter.names import CHUNK_SIZE, ContentName
 from snapshotter.telemetry import Counters
@@ -26,6 +28,8 @@ from snapshotter.telemetry import Counters
 _STEP_BYTES = 2 << 20
 """A fetch is answered in pieces of about this size: memory stays bounded, sending overlaps."""
 _COMPANION_STEP_BYTES = 256 << 10
+
+log = structlog.get_logger(__name__)
 
 
 class Answers:
@@ -64,8 +68,8 @@ class Answers:
         self.counters.add("fetches")
         parts: list[bytes] = []
         size = 0
-        for text, digest in zip(request.chunks, digests, strict=True):
-            size += self._add_chunk(parts, text, digest)
+        for text, data in zip(request.chunks, self._read(digests), strict=True):
+            size += self._add_chunk(parts, text, data)
             if size >= _STEP_BYTES:
                 yield b"".join(parts), False
                 parts, size = [], 0
@@ -73,20 +77,38 @@ class Answers:
         if names and parts:
             yield b"".join(parts), False
             parts, size = [], 0
-        for name in names:
-            size += self._add_companion(parts, name)
+        companions = self._read([name.content_id for name in names])
+        for name, data in zip(names, companions, strict=True):
+            size += self._add_companion(parts, name, data)
             if size >= _COMPANION_STEP_BYTES:
                 yield b"".join(parts), False
                 parts, size = [], 0
         parts.append(_DONE)
         yield b"".join(parts), True
 
-    def _add_chunk(self, parts: list[bytes], text: str, digest: bytes) -> int:
+    def _read(self, digests: list[bytes]) -> Iterator[bytes | SnapshotterError]:
+        """Each chunk, or why it cannot be had."""
         try:
-            data = self._library.read_chunk(digest)
+            locations = self._library.locate_all(digests)
         except SnapshotterError as error:
+            yield from (error for _ in digests)
+            return
+        for digest in digests:
+            location = locations.get(digest)
+            if location is None:
+                yield NotFoundError(f"chunk {format_digest(digest)}: not in the library")
+                continue
+            try:
+                yield self._library.read_located(digest, location)
+            except SnapshotterError as error:
+                yield error
+
+    def _add_chunk(self, parts: list[bytes], text: str, data: bytes | SnapshotterError) -> int:
+        if isinstance(data, SnapshotterError):
             self.counters.add("failed_chunks")
-            parts.append(_frame(error_response(error, chunk=text)))
+            if data.code != NotFoundError.code:
+                log.error("chunk cannot be read", chunk=text, error=str(data))
+            parts.append(_frame(error_response(data, chunk=text)))
             return 0
         self.counters.add("chunks")
         self.counters.add("chunk_bytes", len(data))
@@ -94,10 +116,10 @@ class Answers:
         parts.append(data)
         return len(data)
 
-    def _add_companion(self, parts: list[bytes], name: ContentName) -> int:
-        try:
-            data = self._library.read_chunk(name.content_id)
-        except SnapshotterError:
+    def _add_companion(
+        self, parts: list[bytes], name: ContentName, data: bytes | SnapshotterError
+    ) -> int:
+        if isinstance(data, SnapshotterError):
             return 0  # whoever needs it will ask for it and get the error
         self.counters.add("companions")
         self.counters.add("companion_bytes", len(data))

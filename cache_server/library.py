@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -117,14 +118,21 @@ class Library:
 
     def locate(self, digest: bytes) -> ChunkLocation:
         """Where the chunk of that raw digest is stored; NotFoundError if it is not."""
-        location = self._catalog.find_chunk(digest)
+        location = self.locate_all((digest,)).get(digest)
         if location is None:
             raise NotFoundError(f"chunk {format_digest(digest)}: not in the library")
         return location
 
+    def locate_all(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+        """Where those of the chunks that are stored are, by raw digest."""
+        return self._catalog.find_chunks(digests)
+
     def read_chunk(self, digest: bytes) -> bytes:
         """A chunk's bytes, verified. Raises NotFoundError or, naming the pack, CorruptError."""
-        location = self.locate(digest)
+        return self.read_located(digest, self.locate(digest))
+
+    def read_located(self, digest: bytes, location: ChunkLocation) -> bytes:
+        """A chunk's bytes from where it is stored, verified; else CorruptError naming the pack."""
         where = f"chunk {format_digest(digest)} in pack {location.source.path}"
         stored = self._packs.read(location.source.path, location.offset, location.length)
         data = self._decompress(stored, where) if location.codec == Codec.ZSTD else stored

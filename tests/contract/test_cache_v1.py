@@ -213,6 +213,22 @@ class TestOperations:
         assert (missing[0]["code"], missing[0]["chunk"]) == ("not_found", asked[1])
         assert last[1] == SMALL[1]
 
+    def test_corrupt_chunk_fails_alone_and_is_never_served(self, tmp_path: Path) -> None:
+        write_layout(tmp_path / "oci", {"v1": IMAGE})
+        with running_server(tmp_path) as own, own.client() as client:
+            client.ask(prepare_request(own))
+            digest = hashlib.sha256(SMALL[7]).digest()
+            location = own.library.locate(digest)
+            with (tmp_path / "root" / "packs" / location.source.path).open("r+b") as pack:
+                pack.seek(location.offset + location.length - 1)
+                last = pack.read(1)[0]
+                pack.seek(location.offset + location.length - 1)
+                pack.write(bytes([last ^ 1]))
+            asked = [digest_of(SMALL[6]), digest_of(SMALL[7]), digest_of(SMALL[8])]
+            before, corrupt, after = client.fetch(asked)
+        assert (corrupt[0]["code"], corrupt[0]["chunk"]) == ("corrupt", asked[1])
+        assert (before[1], after[1]) == (SMALL[6], SMALL[8])
+
     def test_empty_fetch_is_done(self, client: Client) -> None:
         assert client.fetch([]) == []
 

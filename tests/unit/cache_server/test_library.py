@@ -82,6 +82,13 @@ def test_what_compresses_is_compressed(library: Library) -> None:
     assert raw.offset == text.offset + text.length
 
 
+def test_many_chunks_are_located_at_once_and_missing_ones_left_out(library: Library) -> None:
+    digests = [library.add_content(b"%d" % number).content_id for number in range(3)]
+    asked = [*digests, bytes(32)] * 200
+    located = library.locate_all(asked)
+    assert located == {digest: library.locate(digest) for digest in digests}
+
+
 def test_what_is_not_there_is_not_found(library: Library) -> None:
     name = library.add_content(noise(MIB + 1, 1))
     with pytest.raises(NotFoundError):
