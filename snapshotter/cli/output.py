@@ -6,9 +6,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from snapshotter.service import control
 from snapshotter.service.control_client import ProgressCallback
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -66,8 +70,38 @@ def pull_progress(*, quiet: bool = False) -> Iterator[ProgressCallback | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
+    bars = _Bars()
+    try:
+        yield bars.show
+    finally:
+        bars.close()
+
+
+class _Bars:
+    """One bar for each phase and layer; rich is loaded when the first is needed."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._tasks: dict[tuple[str, str | None], TaskID] = {}
+
+    def show(self, progress: control.Progress) -> None:
+        """Moves the bar of this progress, which is added if it is new."""
+        bars = self._progress = self._progress or _start_bars()
+        key = (progress.phase, progress.layer)
+        if key not in self._tasks:
+            layer = (progress.layer or "").removeprefix("sha256:")[:12]
+            self._tasks[key] = bars.add_task(f"{progress.phase} {layer}".strip(), total=None)
+        bars.update(self._tasks[key], completed=progress.done_bytes, total=progress.total_bytes)
+
+    def close(self) -> None:
+        """Takes the bars away and ends the thread that draws them."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _start_bars() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     bars = Progress(
         TextColumn("{task.description}"),
@@ -76,14 +110,5 @@ def pull_progress(*, quiet: bool = False) -> Iterator[ProgressCallback | None]:
         console=Console(stderr=True),
         transient=True,
     )
-    tasks: dict[tuple[str, str | None], TaskID] = {}
-
-    def show(progress: control.Progress) -> None:
-        key = (progress.phase, progress.layer)
-        if key not in tasks:
-            layer = (progress.layer or "").removeprefix("sha256:")[:12]
-            tasks[key] = bars.add_task(f"{progress.phase} {layer}".strip(), total=None)
-        bars.update(tasks[key], completed=progress.done_bytes, total=progress.total_bytes)
-
-    with bars:
-        yield show
+    bars.start()
+    return bars

@@ -93,11 +93,12 @@ def run(
         read_only=read_only,
         owner_pid=os.getpid(),
     )
-    with session.connect() as client, output.pull_progress(quiet=session.json) as progress:
+    sandbox.check(settings)
+    with session.connect() as client:
+        with output.pull_progress(quiet=session.json) as progress:
+            mounted, descriptor = client.mount(request, on_progress=progress)
         try:
-            status = sandbox.run(
-                client, request, settings, staging=session.paths.run, on_progress=progress
-            )
+            status = sandbox.run(client, mounted, descriptor, settings, staging=session.paths.run)
         except sandbox.SandboxError as error:
             session.failure_status = error.status
             raise

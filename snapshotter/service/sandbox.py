@@ -16,44 +16,49 @@ from pathlib import Path
 
 from snapshotter.errors import UnavailableError
 from snapshotter.service import control
-from snapshotter.service.control_client import ControlClient, ProgressCallback
+from snapshotter.service.control_client import ControlClient
 from snapshotter.service.sandbox_spec import Settings, check_settings, check_sources, make_plan
 from snapshotter.service.sandbox_supervisor import Sandbox, SandboxError
 
-__all__ = ["SandboxError", "run"]
+__all__ = ["SandboxError", "check", "run"]
+
+
+def check(settings: Settings) -> None:
+    """Raises InvalidInputError or NotFoundError for settings that can never work.
+
+    To be called before the view is made, so that bad input changes nothing.
+    """
+    check_settings(settings)
+    check_sources(settings.volumes)
 
 
 def run(
     client: ControlClient,
-    request: control.Mount,
+    mounted: control.Mounted,
+    view: int,
     settings: Settings,
     *,
     staging: Path,
-    on_progress: ProgressCallback | None = None,
 ) -> int:
-    """Runs one command in a fresh view and returns its exit status (128+n for signal n).
+    """Runs one command in a view that was just made; its exit status (128+n for signal n).
 
-    ``request`` should name this process as the owner. ``staging`` is an existing directory of the
-    host; only the sandbox sees something mounted there, for a moment. Settings are checked before
-    anything is mounted. Raises SandboxError when the command could not be started, and what
-    ``ControlClient.mount`` and ``make_plan`` raise.
+    The view's descriptor is closed and its mount ended, whatever happens. ``staging`` is an
+    existing directory of the host; only the sandbox sees something mounted there, for a moment.
+    This process must have no other thread: signals would go to that instead of to the command.
+    Raises SandboxError when the command could not be started, and what ``make_plan`` raises.
     """
-    check_settings(settings)
-    check_sources(settings.volumes)
-    mounted, view = client.mount(request, on_progress=on_progress)
+    record = mounted.mount
     try:
         try:
             terminal = os.environ.get("TERM", "xterm") if os.isatty(0) else None
-            record = mounted.mount
-            plan = make_plan(
-                settings, mounted.image.prepared, host_name=record.id, terminal=terminal
-            )
+            image = mounted.image.prepared
+            plan = make_plan(settings, image, host_name=record.id, terminal=terminal)
             sandbox = Sandbox.start(plan, view, staging=staging, read_only=record.read_only)
         finally:
             os.close(view)
         return sandbox.supervise(lambda pid: _tell_placed(client, record.id, pid))
     finally:
-        _tell(client, control.Unmounted(id=mounted.mount.id))
+        _tell(client, control.Unmounted(id=record.id))
 
 
 def _tell_placed(client: ControlClient, mount_id: str, pid: int) -> None:
