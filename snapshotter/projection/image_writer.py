@@ -93,11 +93,11 @@ class _ImageWriter:
     # First pass: places ---------------------------------------------------------------------
 
     def _place_tree(self) -> None:
-        root_nid = len(self.out) // SLOT_SIZE
         try:
-            placed = self._place_directory(self.root, root_nid)
+            placed = self._place_directory(self.root, 0)
         except _REFUSALS as error:
             raise _refusal(b"/", error) from error
+        placed.parent_nid = placed.nid  # where it is depends on how many names it holds
         stack = [(b"/", placed)]
         while stack:
             path, directory = stack.pop()
@@ -265,7 +265,7 @@ class _ImageWriter:
         if len(out) // BLOCK_SIZE >= erofs.OUTSIDE:
             raise InvalidInputError("metadata image: 16 TiB is the limit")
         superblock = erofs.Superblock(
-            root_nid=_META_START // SLOT_SIZE,
+            root_nid=self.directories[0].nid,
             inode_count=len(self.nids),
             block_count=len(out) // BLOCK_SIZE,
         )

@@ -7,6 +7,7 @@ import pytest
 
 from snapshotter.errors import InvalidInputError
 from snapshotter.projection import erofs
+from snapshotter.projection.image_reader import ImageReader
 from snapshotter.projection.image_writer import METADATA_GENERATION, write_image
 from snapshotter.projection.tree import Inode
 from tests.support.trees import directory, regular
@@ -151,3 +152,15 @@ def test_root_must_be_a_directory() -> None:
 def test_bad_roots_are_refused(root: Inode) -> None:
     with pytest.raises(InvalidInputError, match=r"metadata image: b'/': "):
         write_image(root)
+
+
+@pytest.mark.parametrize("count", [0, 100, 160, 200, 240, 300, 1000])
+def test_root_is_found_however_many_names_it_holds(count: int) -> None:
+    """A root whose last names need most of a block begins in the block after the superblock's."""
+    root = Inode(stat.S_IFDIR | 0o755)
+    assert root.children is not None
+    names = [b"name%04d" % number for number in range(count)]
+    root.children.update((name, Inode(stat.S_IFREG | 0o644)) for name in names)
+    reader = ImageReader(write_image(root))
+    assert [entry.name for entry in reader.entries(reader.root)] == names
+    assert reader.lookup(reader.root, b"..") == reader.root
