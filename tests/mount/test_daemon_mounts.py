@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.config import Config
 from snapshotter.errors import (
     BusyError,
     InvalidInputError,
@@ -298,6 +299,12 @@ def test_large_file_is_served_by_the_kernel_once_it_is_complete(shared: Daemon, 
     reads_at_the_gate()
     await_true(lambda: reads_at_the_gate() == 0, "the view's refresh")
     shared.take(target, mount)
+
+
+def test_gate_reads_ahead_as_the_settings_say(shared: Daemon) -> None:
+    (gate,) = mounts_below(shared.paths.gate)
+    setting = Path(f"/sys/class/bdi/{gate.device}/read_ahead_kb").read_text()
+    assert int(setting) == Config().read_ahead_kb
 
 
 def test_second_daemon_is_refused(shared: Daemon) -> None:
