@@ -31,16 +31,16 @@ def test_pull_mount_list_unmount_stop(
     push(five.layout, five.tag, registry.address, "flows/five")
     reference = f"docker://{registry.address}/flows/five:five"
     pulled = product.ask("pull", reference)
-    assert reference in pulled["image"]["references"]
-    assert len(product.ask("images")["images"]) == 1
-    assert len(product.ask("inspect", reference)["image"]["prepared"]["layers"]) == 5
+    assert reference in pulled["references"]
+    assert len(product.ask("images")) == 1
+    assert len(product.ask("inspect", reference)["prepared"]["layers"]) == 5
 
     view = product.mount(reference, "view")
     assert (view / "keep/added").read_bytes() == b"added last"
-    (mount,) = product.ask("ps")["mounts"]
+    (mount,) = product.ask("ps")
     assert (mount["target"], mount["view"]) == (str(view), "kernel")
     product.do("umount", view)
-    assert product.ask("ps")["mounts"] == []
+    assert product.ask("ps") == []
     product.do("daemon", "stop")
     assert_all_gone(product)
 
@@ -112,7 +112,7 @@ def test_run_passes_status_and_streams(debian: LocalImage, new_product: NewProdu
     assert (shown.returncode, shown.stdout) == (7, "in"), shown.stderr
     assert product.cli("run", debian.reference, "--", "/nonexistent").returncode == 127
     assert product.cli("run", debian.reference, "--", "/etc/passwd").returncode == 126
-    assert product.ask("ps")["mounts"] == []
+    assert product.ask("ps") == []
 
 
 def test_killed_run_leaves_nothing(debian: LocalImage, new_product: NewProduct) -> None:
@@ -122,14 +122,15 @@ def test_killed_run_leaves_nothing(debian: LocalImage, new_product: NewProduct) 
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, env=product.environment, cwd=product.base
     )
-    assert running.stdout is not None
-    with running.stdout:
-        assert running.stdout.readline() == b"up\n"
-        assert len(product.ask("ps")["mounts"]) == 1
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+    with running:
+        assert running.stdout is not None
+        try:
+            assert running.stdout.readline() == b"up\n"
+            assert len(product.ask("ps")) == 1
+        finally:
+            running.send_signal(signal.SIGKILL)
         assert running.stdout.read() == b""  # EOF: the sandbox's processes have ended
-    await_true(lambda: product.ask("ps")["mounts"] == [], "the mount goes", log=product.logs)
+    await_true(lambda: product.ask("ps") == [], "the mount goes", log=product.logs)
 
 
 def test_quickstart_prints_one_line_and_leaves_nothing_mounted() -> None:

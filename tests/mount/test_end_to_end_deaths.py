@@ -6,6 +6,7 @@ to be waiting at that moment.
 
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,7 +80,7 @@ def assert_nothing_dead_is_mounted(product: Product) -> None:
 
 
 def test_readers_outlive_the_store(
-    five: LocalImage, proxy: CountingProxy, new_product: NewProduct, readers: ThreadPoolExecutor
+    five: LocalImage, proxy: CountingProxy, readers: ThreadPoolExecutor, new_product: NewProduct
 ) -> None:
     product = new_product(server=proxy.path)
     view = product.mount(five.reference, "view")
@@ -92,7 +93,7 @@ def test_readers_outlive_the_store(
 
 
 def test_readers_outlive_the_daemon(
-    five: LocalImage, proxy: CountingProxy, new_product: NewProduct, readers: ThreadPoolExecutor
+    five: LocalImage, proxy: CountingProxy, readers: ThreadPoolExecutor, new_product: NewProduct
 ) -> None:
     product = new_product(server=proxy.path)
     view = product.mount(five.reference, "view")
@@ -101,14 +102,15 @@ def test_readers_outlive_the_daemon(
     product.kill("daemon")
     proxy.release_answers()
     assert_right(results)
+    product.do("daemon", "start")
     assert product.pid("store") == store, "a new daemon takes over the store that lives"
-    assert [mount["target"] for mount in product.ask("ps")["mounts"]] == [str(view)]
+    assert [mount["target"] for mount in product.ask("ps")] == [str(view)]
     product.do("umount", view)
     assert_nothing_dead_is_mounted(product)
 
 
 def test_store_and_daemon_die_together(
-    five: LocalImage, proxy: CountingProxy, new_product: NewProduct, readers: ThreadPoolExecutor
+    five: LocalImage, proxy: CountingProxy, readers: ThreadPoolExecutor, new_product: NewProduct
 ) -> None:
     product = new_product(server=proxy.path)
     view = product.mount(five.reference, "view")
@@ -117,7 +119,7 @@ def test_store_and_daemon_die_together(
     for name in ("daemon", "store"):
         os.kill(processes[name], 9)
     proxy.release_answers()
-    product.status()  # any command starts a new daemon, which starts a new store
+    product.do("daemon", "start")  # which starts a new store
     assert_right(results)
     assert_nothing_dead_is_mounted(product)
 
@@ -126,8 +128,8 @@ def test_cache_server_away_is_eio_and_right_at_the_next_open(
     five: LocalImage,
     own_server: CacheServer,
     proxy: CountingProxy,
-    new_product: NewProduct,
     readers: ThreadPoolExecutor,
+    new_product: NewProduct,
 ) -> None:
     product = new_product(server=proxy.path)
     view = product.mount(five.reference, "view")
@@ -149,7 +151,7 @@ def test_cache_server_away_is_eio_and_right_at_the_next_open(
 
 
 def test_cache_server_of_the_daemon_is_started_again(
-    five: LocalImage, new_product: NewProduct, readers: ThreadPoolExecutor
+    five: LocalImage, readers: ThreadPoolExecutor, new_product: NewProduct
 ) -> None:
     product = new_product()
     view = product.mount(five.reference, "view")
@@ -209,9 +211,10 @@ def test_corrupt_chunk_is_eio_and_a_log_line_and_heals(
         (view / "keep/exact-chunk").read_bytes()
     assert failure.value.errno == errno.EIO
     digest = hashlib.sha256(noise(MIB, 1)).hexdigest()
-    assert any(
-        digest[2:] in line and "corrupt" in line for line in product.log("store").split("\n")
-    )
+    logged = [json.loads(line) for line in product.log("store").splitlines()]
+    told = [line for line in logged if line["level"] == "error"]
+    assert [line["object"] for line in told] == [f"{digest[:2]}/{digest[2:]}.{MIB}"]
+    assert "its bytes are not its digest's" in told[0]["cause"]
     assert (view / "keep/middle").read_bytes() == CONTENT["keep/middle"]
     flip_byte(pack, offset)
     assert (view / "keep/exact-chunk").read_bytes() == noise(MIB, 1)

@@ -48,7 +48,7 @@ def test_importing_json_brings_less_than_15_percent_of_debian(
 ) -> None:
     product = new_product(server=proxy.path)
     pulled = product.ask("pull", debian.reference)
-    content_bytes = pulled["image"]["prepared"]["totals"]["bytes"]
+    content_bytes = pulled["prepared"]["totals"]["bytes"]
     command = ["python3", "-c", "import json; print(json.dumps([1]))"]
     assert product.do("run", debian.reference, "--", *command) == "[1]\n"
     assert content_bytes > 100 * MIB
