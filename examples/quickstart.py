@@ -1,8 +1,9 @@
 """Shows the whole path on this machine, without a registry: layout, pull, mount, run, clean up.
 
 An OCI layout is made from a few of this machine's own programs and a directory of filler files,
-so that it shows how little of an image a command needs. Everything lives in ``.quickstart/``;
-at the end nothing stays mounted or running. Needs root. One line is printed.
+so that it shows how little of an image a command needs. Everything lives in ``.quickstart/``
+(or the directory given); at the end nothing stays mounted or running. Needs root. It prints one
+line.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-BASE = HERE / ".quickstart"
+BASE = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else HERE / ".quickstart"
 LAYOUT = BASE / "oci"
 ROOT = BASE / "root"
 MOUNT = BASE / "mnt"

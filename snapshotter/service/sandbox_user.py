@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -90,9 +91,7 @@ def become(identity: Identity) -> None:
     The bounding set shrinks to KEPT_CAPABILITIES and no_new_privs is set; then a process of root
     has that set, any other has none.
     """
-    for number in range(_last_capability() + 1):
-        if number not in KEPT_CAPABILITIES:
-            _prctl(_PR_CAPBSET_DROP, number)
+    _shrink_bounding_set()
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     os.setgroups(list(identity.groups))
     os.setresgid(identity.gid, identity.gid, identity.gid)
@@ -132,8 +131,20 @@ def _lines(path: str) -> Sequence[str]:
         return ()
 
 
-def _last_capability() -> int:
-    return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+def _shrink_bounding_set() -> None:
+    """Drops what is not kept, up to the last capability that the kernel knows.
+
+    The kernel itself says where that is: a read-only view may have no /proc to read it from.
+    """
+    for number in range(64):
+        if number in KEPT_CAPABILITIES:
+            continue
+        try:
+            _prctl(_PR_CAPBSET_DROP, number)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return
 
 
 def _prctl(option: int, value: int) -> None:
