@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import socket
 import stat
 import struct
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 
 from cache_server.app import Limits
-from cache_server.listening import listen_on
-from snapshotter.errors import BusyError, InvalidInputError
 from snapshotter.framing import encode_frame
 from snapshotter.names import ContentName
 from snapshotter.projection.image_reader import ImageReader
 from snapshotter.store import chunk_table
 from tests.support.cache_v1 import Client, RunningServer, running_server
+from tests.support.held_source import HeldSource
 from tests.support.images import Image, Layer, directory, file, write_layout
 
 SMALL = [b"%d" % number * 40 for number in range(50)]
@@ -282,6 +280,34 @@ class TestOperations:
         assert counters["chunk_bytes"] == before.get("chunk_bytes", 0) + len(SMALL[0])
 
 
+class TestPrepare:
+    def test_client_that_leaves_cancels_only_its_waiting(self, tmp_path: Path) -> None:
+        source = HeldSource(Image([Layer([file("f", bytes(600_000))], compression="none")]))
+        request = {"op": "prepare", "image": "localhost/x", "architecture": "amd64"}
+        with running_server(tmp_path, open_source=lambda reference, authfile: source) as server:
+            with server.client() as leaver:
+                leaver.send({**request, "progress": True})
+                server.on_loop(source.reached.wait())
+                fields = leaver.receive()[0]
+                while fields["phase"] != "download":
+                    fields = leaver.receive()[0]
+                assert fields["total_bytes"] == len(source.image.layers[0].blob)
+            with server.client() as stayer:
+                stayer.send(request)
+                server.loop.call_soon_threadsafe(source.release.set)
+                assert stayer.receive()[0]["status"] == "prepared"
+        assert len(source.opened) == 1
+
+    def test_server_that_ends_leaves_no_download_behind(self, tmp_path: Path) -> None:
+        source = HeldSource(Image([Layer([file("f", bytes(600_000))], compression="none")]))
+        with running_server(tmp_path, open_source=lambda reference, authfile: source) as server:
+            client = server.client()
+            client.send({"op": "prepare", "image": "localhost/x", "architecture": "amd64"})
+            server.on_loop(source.reached.wait())
+        with client, pytest.raises(EOFError):
+            client.receive()
+
+
 class TestAccess:
     def test_token_is_wanted_on_every_request_before_the_version(self, tmp_path: Path) -> None:
         with running_server(tmp_path, token="secret") as server:
@@ -341,25 +367,6 @@ class TestLimits:
                 assert third.is_closed()
             for client in held:
                 client.__exit__()
-
-
-class TestSocketFile:
-    def test_living_server_is_not_replaced(self, server: RunningServer) -> None:
-        with pytest.raises(BusyError, match="answers"):
-            listen_on(server.path)
-
-    def test_dead_socket_is_replaced_and_removed_at_the_end(self, tmp_path: Path) -> None:
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(tmp_path / "cache.sock"))
-        with running_server(tmp_path) as server, server.client() as client:
-            assert client.ask({"op": "ping"})["status"] == "ready"
-        assert not (tmp_path / "cache.sock").exists()
-
-    def test_other_file_is_left_alone(self, tmp_path: Path) -> None:
-        (tmp_path / "cache.sock").write_text("precious")
-        with pytest.raises(InvalidInputError, match="not a socket"):
-            listen_on(tmp_path / "cache.sock")
-        assert (tmp_path / "cache.sock").read_text() == "precious"
 
 
 def fetch_content(client: Client, content: str, size: int) -> bytes:

@@ -1,16 +1,14 @@
 """Preparing images: shared work, cancellation, what is known afterwards, failures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cache_server.library import BlobDescriptor, Library
+from cache_server.library import Library
 from cache_server.prepare import Preparer
-from cache_server.sources.manifest import Descriptor
 from cache_server.sources.reference import Reference
 from cache_server.sources.source import Source
 from snapshotter.cache_v1.protocol import Open, Prepare, Prepared
@@ -19,54 +17,12 @@ from snapshotter.errors import (
     CorruptError,
     InvalidInputError,
     NotFoundError,
-    SnapshotterError,
     UnavailableError,
 )
+from tests.support.held_source import HeldSource
 from tests.support.images import Image, Layer, file
 
 LAYERS = [Layer([file(f"f{n}", bytes([n]) * 2_000_000)], compression="none") for n in range(3)]
-
-
-class HeldSource(Source):
-    """Serves one image; its blobs come only once ``release`` is set."""
-
-    def __init__(self, image: Image) -> None:
-        super().__init__("held")
-        self.image = image
-        self.release = asyncio.Event()
-        self.reached = asyncio.Event()
-        self.opened: list[str] = []
-        self.resolved = 0
-        self.resolved_twice = asyncio.Event()
-        self.error: SnapshotterError | None = None
-
-    async def _top(self, architecture: str) -> bytes:
-        self.resolved += 1
-        if self.resolved == 2:
-            self.resolved_twice.set()
-        if self.error is not None:
-            raise self.error
-        return self.image.manifest
-
-    async def _manifest(self, descriptor: Descriptor) -> bytes:
-        raise AssertionError
-
-    async def _config(self, descriptor: Descriptor) -> bytes:
-        return self.image.config
-
-    @asynccontextmanager
-    async def open_blob(self, descriptor: BlobDescriptor) -> AsyncIterator[AsyncIterator[bytes]]:
-        self.opened.append(descriptor.digest)
-        yield self._pieces(descriptor.digest)
-
-    async def _pieces(self, digest: str) -> AsyncIterator[bytes]:
-        blob = next(x.blob for x in self.image.layers if x.descriptor["digest"] == digest)
-        yield blob[:500_000]
-        self.reached.set()
-        await self.release.wait()
-        if self.error is not None:
-            raise self.error
-        yield blob[500_000:]
 
 
 Scenario = Callable[[Preparer, HeldSource, Library], Coroutine[Any, Any, None]]
