@@ -49,6 +49,28 @@ TokenOption = Annotated[
         "--token-file", help="A file with the secret that requests must carry.", show_default=False
     ),
 ]
+ImageArgument = Annotated[
+    str, typer.Argument(help="docker://HOST/NAME[:TAG][@DIGEST], NAME[:TAG], or oci:DIR[:TAG].")
+]
+ArchitectureOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--architecture",
+        help="Go's name, such as amd64 or arm/v7. Default: this host's.",
+        show_default=False,
+    ),
+]
+RefreshOption = Annotated[
+    bool, typer.Option("--refresh", help="Ask the registry whether the tag has moved.")
+]
+AuthfileOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--authfile",
+        help="Credentials, as podman and docker write them.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -98,23 +120,11 @@ def serve(
 
 @app.command(name="import")
 def import_(
-    image: Annotated[
-        str, typer.Argument(help="docker://HOST/NAME[:TAG][@DIGEST], NAME[:TAG], or oci:DIR[:TAG].")
-    ],
+    image: ImageArgument,
     root: RootOption = None,
-    architecture: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="Go's name, such as amd64 or arm/v7. Default: this host's.", show_default=False
-        ),
-    ] = None,
-    refresh: Annotated[
-        bool, typer.Option(help="Ask the registry whether the tag has moved.")
-    ] = False,
-    authfile: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Credentials, as podman and docker write them.", show_default=False),
-    ] = None,
+    architecture: ArchitectureOption = None,
+    refresh: RefreshOption = False,
+    authfile: AuthfileOption = None,
     token_file: TokenOption = None,
     json: JsonOption = False,
 ) -> None:
