@@ -37,6 +37,7 @@ class NodeJournal:
         self._gate_id = gate_id
         self._lock = threading.Lock()
         self._names: dict[int, ContentName] = {}
+        self._nodeids: dict[ContentName, int] = {}
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
         self._length = 0
@@ -58,7 +59,7 @@ class NodeJournal:
 
     def has(self, name: ContentName) -> bool:
         """Whether this content was answered with a node, so that it must be again."""
-        return self._names.get(self.nodeid(name)) == name
+        return name in self._nodeids
 
     def add(self, name: ContentName) -> int:
         """Notes that this content is answered with a node, and returns the nodeid.
@@ -71,7 +72,7 @@ class NodeJournal:
             known = self._names.get(nodeid)
             if known is None:
                 self._append(_RECORD.pack(name.content_id, name.size))
-                self._names[nodeid] = name
+                self._note(name, nodeid)
             elif known != name:
                 raise SnapshotterError(f"{name} and {known} have one nodeid; the former is refused")
         return nodeid
@@ -95,7 +96,11 @@ class NodeJournal:
         os.ftruncate(self._file, self._length)
         for content_id, size in _RECORD.iter_unpack(raw[len(header) : self._length]):
             name = ContentName(content_id, size)
-            self._names[self.nodeid(name)] = name
+            self._note(name, self.nodeid(name))
+
+    def _note(self, name: ContentName, nodeid: int) -> None:
+        self._names[nodeid] = name
+        self._nodeids[name] = nodeid
 
     def _read(self) -> bytes:
         size = os.fstat(self._file).st_size

@@ -42,9 +42,15 @@ def name_of(content: bytes) -> ContentName:
 
 
 class GateMount:
-    """``close`` ends everything, whatever state it is in."""
+    """``close`` ends everything, whatever state it is in.
 
-    def __init__(self, *, patience_s: float = 30.0, deadline_s: float = 30.0) -> None:
+    Its store process is the product's with ``has_real_store``, else ``gate_process``.
+    """
+
+    def __init__(
+        self, *, patience_s: float = 30.0, deadline_s: float = 30.0, has_real_store: bool = False
+    ) -> None:
+        self._has_real_store = has_real_store
         self.root = Path(tempfile.mkdtemp(prefix="gate-", dir="/tmp"))
         self.originals = self.root / "originals"
         self.meta = self.root / "meta"
@@ -82,7 +88,17 @@ class GateMount:
             os.close(device)
 
     def start_store(self) -> subprocess.Popen[bytes]:
-        self.store = self._start("tests.support.gate_process", str(self.root), str(self.originals))
+        if self._has_real_store:
+            self.store = self._start(
+                "snapshotter.service.store_process",
+                f"--root={self.root}",
+                f"--run={self.root}/run",
+                f"--config={self.root}/config.toml",
+            )
+        else:
+            self.store = self._start(
+                "tests.support.gate_process", str(self.root), str(self.originals)
+            )
         return self.store
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -160,7 +176,9 @@ class GateMount:
         return output
 
     def log(self) -> str:
-        return (self.root / "run/gate_process.log").read_text()
+        """What the store processes logged."""
+        name = "store_process" if self._has_real_store else "gate_process"
+        return (self.root / f"run/{name}.log").read_text()
 
     def counter(self, name: str) -> int:
         """A counter of the store process, by its control socket."""
