@@ -57,14 +57,17 @@ class Backing:
             if self._config.cache_server == "auto":
                 nursery.start_soon(self._cache_server.run)
 
-    def pids(self) -> dict[str, int | None]:
-        """The pid of each process (None: not up)."""
+    def pids(self, *, with_starting: bool = False) -> dict[str, int | None]:
+        """The pid of each process (None: not up), if asked also of those that do not answer yet."""
         supervisors = [self._store]
         if self._has_kernel_view:
             supervisors.insert(0, self._keeper)
         if self._config.cache_server == "auto":
             supervisors.append(self._cache_server)
-        return {each.program.name: each.pid for each in supervisors}
+        return {
+            each.program.name: each.pid or (each.starting_pid if with_starting else None)
+            for each in supervisors
+        }
 
     async def wait_for_store(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns once the store answers (and its gate stands); UnavailableError otherwise."""
@@ -119,8 +122,9 @@ class Backing:
         """
         await self._stop_store(pids.get("store"))
         if self._has_kernel_view:
-            await self._stop_keeper(pids.get("keeper"))
-            await trio.to_thread.run_sync(remove_gate, self._paths)
+            async with self._gate_lock:  # one that is being mounted is finished first
+                await self._stop_keeper(pids.get("keeper"))
+                await trio.to_thread.run_sync(remove_gate, self._paths)
         server = pids.get("cache-server")
         if server is not None and self._started_cache_server(server):
             await end_process(server)

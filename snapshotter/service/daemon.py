@@ -96,7 +96,7 @@ class Daemon:
     async def _end(self, mounting: Mounting, processes: trio.CancelScope) -> None:
         """Leaves what living mounts need; without any, ends everything and leaves no mount."""
         mounts = await mounting.list()
-        pids = self._backing.pids()
+        pids = self._backing.pids(with_starting=True)
         processes.cancel()
         await mounting.clear_leftovers()
         if mounts:

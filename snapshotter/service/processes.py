@@ -114,6 +114,8 @@ class Supervisor:
     ) -> None:
         self.program = program
         self.pid: int | None = None
+        self.starting_pid: int | None = None
+        """A process that was started and does not answer yet."""
         self.is_started_here = False
         """Whether this supervisor started it, at least once, rather than found it living."""
         self._before = before
@@ -154,9 +156,10 @@ class Supervisor:
             _log.info("process adopted", name=self.program.name, pid=self.pid)
             self._up.set()
             return None
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread's end was not a checkpoint
         log = self.program.log
         logged = log.stat().st_size if log.exists() else 0
-        child = spawn(self.program)
+        child = self.starting_pid = spawn(self.program)
         self.is_started_here = True
         status = None
         with trio.move_on_after(START_DEADLINE_S):
@@ -164,9 +167,11 @@ class Supervisor:
                 self.pid = await trio.to_thread.run_sync(self.program.find)
                 if self.pid is not None:
                     _log.info("process started", name=self.program.name, pid=self.pid)
+                    self.starting_pid = None
                     self._up.set()
                     return child
                 await trio.sleep(_START_POLL_S)
+        self.starting_pid = None
         tail = log_tail(log, logged)
         if status is not None:
             raise UnavailableError(f"it ended at its start (status {status}): {tail}")

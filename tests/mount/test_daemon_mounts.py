@@ -44,6 +44,10 @@ class Daemon(Product):
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        self.begin()
+        await_true(self.is_up, "daemon", log=self.said)
+
+    def begin(self) -> None:
         arguments = ["--root", self.root, "--run", self.run, "--config", self.config]
         with (self.base / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -53,7 +57,6 @@ class Daemon(Product):
                 stderr=log,
                 env=self.environment,
             )
-        await_true(self.is_up, "daemon", log=self.said)
 
     def is_up(self) -> bool:
         with contextlib.suppress(Exception), ControlClient(self.paths.control_socket) as client:
@@ -389,6 +392,18 @@ def test_many_mounts_at_once(own: Daemon, image: str) -> None:
         list(pool.map(lambda view: own.take(*view), placed))
     assert own.mounts() == {}
     await_true(lambda: not any(own.paths.mounts.iterdir()), "the removal of the uppers")
+
+
+def test_stop_at_once_leaves_nothing(server: CacheServer) -> None:
+    daemon = Daemon(server)
+    try:
+        daemon.begin()
+        await_true(daemon.paths.control_socket.exists, "the control socket", log=daemon.said)
+        daemon.stop()
+        assert daemon.processes() == []
+        assert mounts_below(daemon.base) == []
+    finally:
+        daemon.close()
 
 
 def test_stop_leaves_what_mounts_need_and_otherwise_nothing(own: Daemon, image: str) -> None:
