@@ -152,7 +152,7 @@ def _mount_kernel_trees(cgroup: _Clone | None, *, read_only: bool) -> None:
 
 def _make_devices(terminal: _Clone | None, *, read_only: bool) -> None:
     if not _make_directory("/dev", read_only=read_only):
-        raise UnsupportedError("run: the image has no /dev and the view is read-only")
+        raise UnsupportedError("run: the image has no /dev; run it without --read-only")
     syscalls.mount("tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID, "mode=755,size=65536k")
     old_mask = os.umask(0)
     try:

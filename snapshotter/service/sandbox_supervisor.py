@@ -179,9 +179,8 @@ class Sandbox:
                     return 128 + self._fatal_signal
                 return code if code >= 0 else 128 - code
             came = signal.sigwaitinfo(_WATCHED)
-            if came.si_signo == signal.SIGIO:
-                self._read_reports()
-            elif came.si_signo in _FORWARDED:
+            self._read_reports()  # a signal may overtake the report that the command is there
+            if came.si_signo in _FORWARDED:
                 self._pass_on(came.si_signo, is_from_terminal=came.si_code == _SI_KERNEL)
 
     def _end(self) -> None:
