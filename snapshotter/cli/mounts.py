@@ -94,15 +94,17 @@ def mount(
         with output.pull_progress(quiet=session.json) as progress:
             mounted, descriptor = client.mount(request, on_progress=progress)
         record = mounted.mount
+        record.target, record.pid = target, os.getpid()
         try:
             placement.place(descriptor, target)
+            placed = control.Placed(id=record.id, target=target, pid=os.getpid())
+            client.ask(placed, control.Done)
         except BaseException:
+            placement.remove(record, lazy=True)
             client.ask(control.Unmounted(id=record.id), control.Done)
             raise
         finally:
             os.close(descriptor)
-        client.ask(control.Placed(id=record.id, target=target, pid=os.getpid()), control.Done)
-    record.target, record.pid = target, os.getpid()
     session.write(
         {"mount": record, "reason": mounted.reason},
         lambda: print(f"{record.id}  {record.image}  {record.view}  {target}"),
@@ -153,7 +155,14 @@ def ps(context: typer.Context) -> None:
         for record in mounts
     ]
     columns = ("ID", "IMAGE", "VIEW", "WHERE", "UPPER", "AGE")
-    session.write(mounts, lambda: output.print_table(columns, rows))
+
+    def show() -> None:
+        output.print_table(columns, rows)
+        for record in mounts:
+            if record.degraded:
+                print(f"{record.id}: {record.degraded}")
+
+    session.write(mounts, show)
 
 
 def _place(record: control.MountRecord) -> str:

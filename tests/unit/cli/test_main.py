@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,12 +60,13 @@ def test_json_is_one_document_with_the_config_in_it(daemon: FakeDaemon, run: Run
 def test_lists_are_tables(daemon: FakeDaemon, run: Run) -> None:
     daemon.answers[control.ListImages] = control.Images(images=[make_image()])
     daemon.answers[control.ListMounts] = control.Mounts(
-        mounts=[make_record(target="/mnt"), make_record(owner_pid=9)]
+        mounts=[make_record(target="/mnt"), make_record(owner_pid=9, degraded="mount it anew")]
     )
     assert "demo:1  abababababab  amd64  12     3.0 MiB" in run("images")[1]
     out = run("ps")[1]
     assert re.search(r"kernel +/mnt +private", out)
     assert "sandbox of process 9" in out
+    assert out.endswith("\n0123456789ab: mount it anew\n")
 
 
 def test_failures_have_the_exit_status_of_their_class(daemon: FakeDaemon, run: Run) -> None:
@@ -111,6 +113,19 @@ def test_a_bad_target_is_refused_before_anything_is_mounted(daemon: FakeDaemon, 
     assert run("mount", "i", "gone")[0] == 3
     assert run("mount", "i", "/")[0] == 2
     assert daemon.requests == []
+
+
+def test_a_mount_that_cannot_be_placed_or_told_is_taken_back(
+    daemon: FakeDaemon, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    daemon.view = lambda: os.open("/dev/null", os.O_RDONLY)  # no mount at all
+    daemon.answers[control.Mount] = control.Mounted(
+        mount=make_record(), image=make_image(), reason=""
+    )
+    status, _, err = run("mount", "i", "mnt")
+    assert (status, f"mount on {tmp_path}/mnt" in err) == (1, True)
+    assert daemon.requests[-1] == control.Unmounted(id=make_record().id)
 
 
 def test_umount_of_what_is_gone_drops_the_record(
