@@ -14,15 +14,22 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
+from msgspec.structs import replace
+
 from cache_server.formats.compression import decompress
 from cache_server.formats.tar import read_tar
+from cache_server.formats.tar_entry import AUFS_LINKS
+from cache_server.formats.tar_fields import show
+from cache_server.formats.tar_sparse import ZERO_CHUNK
 from cache_server.library import Batch, BlobDescriptor, LayerRecord, Library
+from cache_server.limits import IngestLimits
 from snapshotter.digest import format_digest, parse_digest
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.projection.tree import EntryKind, LayerEntry
 
 _QUEUE_PIECES = 8
 """Decompressed pieces (512 KiB each) that may wait for the second thread."""
+_DEFAULT_LIMITS = IngestLimits()
 
 
 def ingest_layer(
@@ -31,6 +38,7 @@ def ingest_layer(
     *,
     descriptor: BlobDescriptor,
     diff_id: str,
+    limits: IngestLimits = _DEFAULT_LIMITS,
     on_progress: Callable[[int], None] = lambda done_bytes: None,
 ) -> LayerRecord:
     """Reads a layer's blob into the library and returns its record; durable on return.
@@ -40,8 +48,9 @@ def ingest_layer(
     called there with the number of blob bytes read so far.
 
     Raises CorruptError if the blob is not what ``descriptor`` and ``diff_id`` say, or is damaged,
-    and InvalidInputError for what a layer must not hold; both name the layer and, where it is one,
-    the entry. Whatever is raised, by ``blob`` too, the library then knows nothing of the layer.
+    and InvalidInputError for what a layer must not hold and what exceeds ``limits``; both name the
+    layer and, where it is one, the entry. Whatever is raised, by ``blob`` too, the library then
+    knows nothing of the layer.
     """
     known = library.layer(diff_id)
     if known is not None:
@@ -50,7 +59,7 @@ def ingest_layer(
     parse_digest(descriptor.digest)
     with library.batch() as batch:
         try:
-            counts = _pass_through(batch, _Checked(blob, descriptor, on_progress), diff_id)
+            counts = _pass_through(batch, _Checked(blob, descriptor, on_progress), diff_id, limits)
         except (CorruptError, InvalidInputError) as error:
             raise type(error)(f"layer {diff_id} (blob {descriptor.digest}): {error}") from error
         record = LayerRecord(diff_id, descriptor, *counts)
@@ -67,35 +76,40 @@ class _Checked:
         self._blob = blob
         self._descriptor = descriptor
         self._on_progress = on_progress
-        self._size = 0
+        self.read_bytes = 0
         self._digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._blob:
-            self._size += len(piece)
-            if self._size > self._descriptor.size:
+            self.read_bytes += len(piece)
+            if self.read_bytes > self._descriptor.size:
                 raise CorruptError(f"the blob is longer than its {self._descriptor.size} bytes")
             self._digest.update(piece)
             yield piece
-            self._on_progress(self._size)
+            self._on_progress(self.read_bytes)
 
     def verify(self) -> None:
         """Refuses a blob that is not the descriptor's."""
-        if self._size != self._descriptor.size:
-            raise CorruptError(f"the blob has {self._size} bytes, not {self._descriptor.size}")
+        if self.read_bytes != self._descriptor.size:
+            raise CorruptError(f"the blob has {self.read_bytes} bytes, not {self._descriptor.size}")
         found = format_digest(self._digest.digest())
         if found != self._descriptor.digest:
             raise CorruptError(f"the blob's digest is {found}")
 
 
-def _pass_through(batch: Batch, blob: _Checked, diff_id: str) -> tuple[int, int, int]:
+def _pass_through(
+    batch: Batch, blob: _Checked, diff_id: str, limits: IngestLimits
+) -> tuple[int, int, int]:
     """Feeds the blob to a second thread that fills ``batch``; verifies every digest at the end."""
     tar_digest = hashlib.sha256()
     pieces = _Pieces()
     with ThreadPoolExecutor(1, thread_name_prefix="ingest") as pool:
-        stored = pool.submit(_consume, batch, pieces)
+        stored = pool.submit(_consume, batch, pieces, limits)
+        tar_bytes = 0
         try:
             for piece in decompress(blob):
+                tar_bytes += len(piece)
+                _check_expansion(tar_bytes, blob.read_bytes, limits)
                 if not pieces.put(piece):
                     break
                 tar_digest.update(piece)
@@ -144,31 +158,98 @@ class _Pieces:
             self._is_ended = self._queue.get() is None
 
 
-def _consume(batch: Batch, pieces: _Pieces) -> tuple[int, int, int]:
+def _check_expansion(tar_bytes: int, blob_bytes: int, limits: IngestLimits) -> None:
+    if tar_bytes > limits.layer_bytes:
+        raise InvalidInputError(f"more than {limits.layer_bytes} bytes decompressed")
+    if tar_bytes > limits.expansion_floor_bytes and tar_bytes > limits.expansion_ratio * blob_bytes:
+        raise InvalidInputError(
+            f"{blob_bytes} bytes expand to {tar_bytes} and more"
+            f" ({limits.expansion_ratio} times at most)"
+        )
+
+
+def _consume(batch: Batch, pieces: _Pieces, limits: IngestLimits) -> tuple[int, int, int]:
     try:
-        return _store(batch, pieces)
+        return _LayerWriter(batch, limits).write(pieces)
     except BaseException:
         pieces.discard()
         raise
 
 
-def _store(batch: Batch, pieces: Iterable[bytes]) -> tuple[int, int, int]:
-    """Fills ``batch`` from a tar; returns the numbers of entries, files and content bytes."""
-    entries = files = content_bytes = left = 0
-    digests: list[bytes] = []
-    entry = LayerEntry(EntryKind.NODE, b"")
-    for event in read_tar(pieces):
-        if isinstance(event, LayerEntry):
-            entry, left = event, event.size
-            entries += 1
-            files += event.kind == EntryKind.NODE and stat.S_ISREG(event.mode)
-            content_bytes += left
-            digests = []
-        else:
-            digests.append(batch.add_chunk(event))
-            left -= len(event)
+class _LayerWriter:
+    """Puts what a tar holds into a batch, and counts it."""
+
+    def __init__(self, batch: Batch, limits: IngestLimits) -> None:
+        self._batch = batch
+        self._limits = limits
+        self._entries = 0
+        self._files = 0
+        self._content_bytes = 0
+        self._names_bytes = 0
+        self._zero_digest: bytes | None = None
+        self._aufs_links: dict[bytes, LayerEntry] = {}
+
+    def write(self, pieces: Iterable[bytes]) -> tuple[int, int, int]:
+        """Returns the numbers of entries, files and content bytes."""
+        left = 0
+        digests: list[bytes] = []
+        entry = LayerEntry(EntryKind.NODE, b"")
+        for event in read_tar(pieces, self._limits):
+            if isinstance(event, LayerEntry):
+                entry, left = event, event.size
+                digests = []
+                self._count(entry)
+            else:
+                digests.append(self._add_chunk(event))
+                left -= len(event)
+                if not left:
+                    entry.content = self._batch.add_file(digests, entry.size).content_id
             if not left:
-                entry.content = batch.add_file(digests, entry.size).content_id
-        if not left:
-            batch.add_entry(entry)
-    return entries, files, content_bytes
+                self._add(entry)
+        return self._entries, self._files, self._content_bytes
+
+    def _count(self, entry: LayerEntry) -> None:
+        limits = self._limits
+        self._entries += 1
+        self._content_bytes += entry.size
+        self._names_bytes += len(entry.path) + len(entry.target)
+        if entry.xattrs:
+            self._names_bytes += sum(map(len, entry.xattrs)) + sum(map(len, entry.xattrs.values()))
+        if (
+            self._entries > limits.layer_entries
+            or self._content_bytes > limits.layer_bytes
+            or self._names_bytes > limits.names_bytes
+        ):
+            raise InvalidInputError(
+                f"at entry {show(entry.path)}: {self._entries} entries with"
+                f" {self._content_bytes} bytes of content and {self._names_bytes} of names"
+                f" ({limits.layer_entries}, {limits.layer_bytes} and {limits.names_bytes} at most)"
+            )
+
+    def _add_chunk(self, data: memoryview) -> bytes:
+        if data is not ZERO_CHUNK:
+            return self._batch.add_chunk(data)
+        if self._zero_digest is None:
+            self._zero_digest = self._batch.add_chunk(data)
+        return self._zero_digest
+
+    def _add(self, entry: LayerEntry) -> None:
+        if entry.path.startswith(AUFS_LINKS):
+            self._entries -= 1
+            self._content_bytes -= entry.size
+            self._aufs_links[entry.path.rpartition(b"/")[2]] = entry
+            return
+        if entry.kind == EntryKind.HARD_LINK and entry.target.startswith(AUFS_LINKS):
+            entry = self._aufs_file(entry)
+        self._files += entry.kind == EntryKind.NODE and stat.S_ISREG(entry.mode)
+        self._batch.add_entry(entry)
+
+    def _aufs_file(self, link: LayerEntry) -> LayerEntry:
+        """A hard link into AUFS's own directory, which no image shows, as a file of its own."""
+        file = self._aufs_links.get(link.target.rpartition(b"/")[2])
+        if file is None:
+            raise InvalidInputError(
+                f"hard link {show(link.path)}: its target {show(link.target)} is missing"
+            )
+        self._content_bytes += file.size
+        return replace(file, path=link.path)

@@ -1,92 +1,104 @@
 """Reads a layer's tar as a stream of entries and content; no I/O of its own.
 
 Formats: v7, ustar and pax as POSIX.1-2017 describes them (pax, "Extended Description"), and GNU's
-long names, long links and base-256 numbers (GNU tar manual, "Basic Tar Format"). What an entry
-means is what containerd's unpacker makes of it (its ``archive`` package over Go's archive/tar),
-so that an image shows the same tree here: pax global headers say nothing about entries, data
-behind links and devices' headers is not there, ``trusted.*`` attributes are not taken, and times
-that cannot be expressed become the epoch. Stricter than it: ``..`` is refused, not resolved.
+long names, long links, base-256 numbers and sparse files (GNU tar manual, "Basic Tar Format").
+What an entry means is what containerd's unpacker makes of it (its ``archive`` package over Go's
+archive/tar), so that an image shows the same tree here: pax global headers say nothing about
+entries, data behind links and devices' headers is not there, ``trusted.*`` attributes are not
+taken, and times that cannot be expressed become the epoch. Where this is not so on purpose,
+docs/decisions says why.
 """
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from cache_server.formats.tar_entry import GNU_SPARSE, REGULAR, parse_entry, raw_name
 from cache_server.formats.tar_fields import (
     Extensions,
     check_checksum,
     parse_number,
-    parse_path,
     parse_pax_records,
     show,
     text,
 )
+from cache_server.formats.tar_sparse import (
+    SparseMap,
+    expand,
+    has_pax_map,
+    read_gnu_map,
+    read_pax_map,
+)
+from cache_server.limits import IngestLimits
 from snapshotter.errors import CorruptError, InvalidInputError
-from snapshotter.names import CHUNK_SIZE, MAX_CONTENT_SIZE, check_component
-from snapshotter.projection.tree import EntryKind, LayerEntry
+from snapshotter.names import CHUNK_SIZE
+from snapshotter.projection.tree import LayerEntry
 
 BLOCK_SIZE = 512
-MAX_EXTENSION_BYTES = 1 << 20
-"""The longest pax header or GNU long name that is read; Go's archive/tar has the same limit."""
-
-_MAX_ID = (1 << 32) - 2
-_MAX_TARGET_BYTES = 4095
 _ZERO_BLOCK = bytes(BLOCK_SIZE)
-
-_TYPE_BITS = {
-    b"2": stat.S_IFLNK,
-    b"3": stat.S_IFCHR,
-    b"4": stat.S_IFBLK,
-    b"5": stat.S_IFDIR,
-    b"6": stat.S_IFIFO,
-}
-_REGULAR = b"07\x00"
-_WHITEOUT = b".wh."
-_AUFS = b".wh..wh."
-_OPAQUE = b".wh..wh..opq"
+_DEFAULT_LIMITS = IngestLimits()
 
 
-def read_tar(blocks: Iterable[bytes]) -> Iterator[LayerEntry | memoryview]:
+def read_tar(
+    blocks: Iterable[bytes], limits: IngestLimits = _DEFAULT_LIMITS
+) -> Iterator[LayerEntry | memoryview]:
     """The entries of a tar that comes in pieces of any length, in order.
 
     A regular file's entry of ``size`` > 0 is followed by its content in views of one chunk each
-    (the last one shorter); ``content`` is left empty, for the reader to fill in. All of
-    ``blocks`` is consumed, also what follows the end of the archive.
+    (the last one shorter), holes as zeros; ``content`` is left empty, for the reader to fill in.
+    All of ``blocks`` is consumed, also what follows the end of the archive.
 
-    Raises InvalidInputError, naming the entry, for what an image must not hold; CorruptError for
-    a damaged or truncated archive.
+    Raises InvalidInputError, naming the entry, for what an image must not hold or what exceeds the
+    limits on single entries; CorruptError for a damaged or truncated archive.
     """
     source = _Stream(blocks)
     extensions = Extensions()
     while (header := _next_header(source)) is not None:
         kind = header[156:157]
         if kind in b"xgLK":
-            _read_extension(source, header, kind, extensions)
+            extensions = _read_extension(source, header, kind, extensions, limits)
             continue
-        entry, size = _entry(header, kind, extensions)
+        member = _member(source, header, kind, extensions, limits)
         extensions = Extensions()
+        entry = member.entry
         if entry is not None:
             yield entry
-        if size:
-            for piece in _content(source, size, text(header[:100])):
+        if member.stored_bytes or member.sparse is not None:
+            for piece in _content(source, member, text(header[:100])):
                 if entry is not None and entry.size:
                     yield piece
-    if not extensions.is_empty:
-        raise CorruptError("tar: ends after an extended header, without its entry")
     source.drain()
 
 
-def _content(source: _Stream, size: int, name: bytes) -> Iterator[memoryview]:
+class _Member(NamedTuple):
+    entry: LayerEntry | None
+    """None for what is to be skipped."""
+    stored_bytes: int
+    """Bytes of data that follow, without their padding."""
+    sparse: SparseMap | None
+
+
+def _content(source: _Stream, member: _Member, name: bytes) -> Iterator[memoryview]:
+    sparse, size = member.sparse, member.stored_bytes
+    pieces = _plain_content(source, size) if sparse is None else expand(sparse, source.take)
+    try:
+        yield from pieces
+        if source.take(-size % BLOCK_SIZE) is None:
+            raise CorruptError("truncated behind it")  # noqa: TRY301 - named below
+    except CorruptError as error:
+        raise CorruptError(f"tar: content of {show(name)}: {error}") from error
+
+
+def _plain_content(source: _Stream, size: int) -> Iterator[memoryview]:
     left = size
     while left:
         piece = source.take(min(left, CHUNK_SIZE))
         if piece is None:
-            raise CorruptError(f"tar: truncated in the content of {show(name)}")
+            raise CorruptError("truncated")
         left -= len(piece)
         yield piece
-    if source.take(-size % BLOCK_SIZE) is None:
-        raise CorruptError(f"tar: truncated after the content of {show(name)}")
 
 
 class _Stream:
@@ -148,125 +160,46 @@ def _next_header(source: _Stream) -> bytes | None:
     return header
 
 
-def _read_extension(source: _Stream, header: bytes, kind: bytes, extensions: Extensions) -> None:
+def _read_extension(
+    source: _Stream, header: bytes, kind: bytes, extensions: Extensions, limits: IngestLimits
+) -> Extensions:
+    """What holds for the next entry now that one more extended header was read."""
     size = parse_number(header[124:136], "size")
-    if not 0 <= size <= MAX_EXTENSION_BYTES:
+    if not 0 <= size <= limits.extension_bytes:
         raise InvalidInputError(
-            f"tar: extended header of {size} bytes ({MAX_EXTENSION_BYTES} at most)"
+            f"tar: extended header of {size} bytes ({limits.extension_bytes} at most)"
         )
     view = source.take(size + -size % BLOCK_SIZE)
     if view is None:
         raise CorruptError("tar: truncated within an extended header")
     data = bytes(view[:size])
     if kind == b"L":
-        extensions.long_name = text(data)
+        extensions.long_name = text(data) or None
     elif kind == b"K":
-        extensions.long_link = text(data)
+        extensions.long_link = text(data) or None
     elif kind == b"x":
         extensions.pax = parse_pax_records(data)
-    extensions.is_empty = False
-
-
-def _raw_name(header: bytes, extensions: Extensions) -> bytes:
-    if extensions.long_name is not None:
-        return extensions.long_name
-    if b"path" in extensions.pax:
-        return extensions.pax[b"path"]
-    name = text(header[:100])
-    # GNU and v7 headers have other things, or nothing, where ustar has the prefix.
-    if header[257:263] == b"ustar\0" and header[345]:
-        return text(header[345:500]) + b"/" + name
-    return name
-
-
-def _entry(header: bytes, kind: bytes, extensions: Extensions) -> tuple[LayerEntry | None, int]:
-    """The entry of a header (None: to be skipped) and the bytes of data that follow it."""
-    raw = _raw_name(header, extensions)
-    try:
-        return _entry_named(header, kind, extensions, raw)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"tar: entry {show(raw)}: {error}") from error
-
-
-def _entry_named(
-    header: bytes, kind: bytes, extensions: Extensions, raw: bytes
-) -> tuple[LayerEntry | None, int]:
-    path = parse_path(raw)
-    if kind == b"\0" and raw.endswith(b"/"):
-        kind = b"5"
-    is_regular = kind in _REGULAR
-    size = extensions.number(b"size", header[124:136]) if is_regular else 0
-    if not 0 <= size <= MAX_CONTENT_SIZE:
-        raise InvalidInputError(f"size out of range: {size}")
-    if b".wh." in path:
-        marker = _whiteout(path)
-        if marker is not None:
-            return (marker if marker.kind != EntryKind.NODE else None), size
-    entry = LayerEntry(EntryKind.NODE, path)
-    entry.mode = parse_number(header[100:108], "mode") & 0o7777
-    entry.uid = _owner(extensions.number(b"uid", header[108:116]), "uid")
-    entry.gid = _owner(extensions.number(b"gid", header[116:124]), "gid")
-    entry.mtime_ns = extensions.time_ns(header[136:148])
-    if extensions.pax:
-        entry.xattrs = extensions.xattrs()
-    if is_regular:
-        if extensions.is_sparse:
-            raise InvalidInputError("GNU sparse files are not supported; pack without --sparse")
-        entry.mode |= stat.S_IFREG
-        entry.size = size
-    elif kind == b"1":
-        entry.kind = EntryKind.HARD_LINK
-        entry.target = parse_path(_raw_target(header, extensions))
     else:
-        _special(entry, header, kind, extensions)
-    if not path and not stat.S_ISDIR(entry.mode):
-        raise InvalidInputError("the root is not a directory")
-    return entry, size
+        # To Go a global header is an entry, so that what stands before it is about that.
+        parse_pax_records(data)
+        return Extensions()
+    return extensions
 
 
-def _special(entry: LayerEntry, header: bytes, kind: bytes, extensions: Extensions) -> None:
-    type_bits = _TYPE_BITS.get(kind)
-    if type_bits is None:
-        known = {b"S": "GNU sparse files are not supported; pack without --sparse"}
-        raise InvalidInputError(known.get(kind, f"unknown type {kind!r}"))
-    entry.mode |= type_bits
-    if kind != b"5":
-        # user.* is for files and directories alone; the unpacker warns and goes on.
-        entry.xattrs = {
-            name: value for name, value in entry.xattrs.items() if not name.startswith(b"user.")
-        }
-    if kind == b"2":
-        entry.target = _raw_target(header, extensions)
-        if not 0 < len(entry.target) <= _MAX_TARGET_BYTES:
-            raise InvalidInputError(f"symlink target of {len(entry.target)} bytes")
-    elif kind in b"34":
-        major = parse_number(header[329:337], "device major")
-        minor = parse_number(header[337:345], "device minor")
-        if not (0 <= major <= 0xFFF and 0 <= minor <= 0xFFFFF):
-            raise InvalidInputError(f"device number out of range: {major}:{minor}")
-        entry.rdev = minor & 0xFF | major << 8 | (minor & ~0xFF) << 12
-
-
-def _raw_target(header: bytes, extensions: Extensions) -> bytes:
-    if extensions.long_link is not None:
-        return extensions.long_link
-    return extensions.pax.get(b"linkpath") or text(header[157:257])
-
-
-def _owner(number: int, what: str) -> int:
-    if not 0 <= number <= _MAX_ID:
-        raise InvalidInputError(f"{what} out of range: {number}")
-    return number
-
-
-def _whiteout(path: bytes) -> LayerEntry | None:
-    """The marker that a path stands for; one of kind NODE is to be skipped; None: no marker."""
-    directory, _, base = path.rpartition(b"/")
-    if base == _OPAQUE:
-        return LayerEntry(EntryKind.OPAQUE, directory)
-    if any(part.startswith(_AUFS) for part in path.split(b"/")):
-        return LayerEntry(EntryKind.NODE, path)
-    if not base.startswith(_WHITEOUT):
-        return None
-    hidden = check_component(base[len(_WHITEOUT) :])
-    return LayerEntry(EntryKind.WHITEOUT, directory + b"/" + hidden if directory else hidden)
+def _member(
+    source: _Stream, header: bytes, kind: bytes, extensions: Extensions, limits: IngestLimits
+) -> _Member:
+    """The entry of a header and what data follows it; a map of sparse parts is read on the way."""
+    raw = raw_name(header, kind, extensions)
+    sparse = None
+    try:
+        entry, size = parse_entry(header, kind, extensions, raw, limits)
+        if kind == GNU_SPARSE:
+            sparse = read_gnu_map(header, size, source.take)
+        elif extensions.pax and kind in REGULAR and has_pax_map(extensions.pax):
+            sparse, size = read_pax_map(extensions.pax, size, source.take)
+    except (InvalidInputError, CorruptError) as error:
+        raise type(error)(f"tar: entry {show(raw)}: {error}") from error
+    if sparse is not None and entry is not None and stat.S_ISREG(entry.mode):
+        entry.size = sparse.size
+    return _Member(entry, size, sparse)

@@ -6,31 +6,37 @@ import re
 import zlib
 from functools import lru_cache
 
+from cache_server.formats.posix_acl import access_acl_after_chmod, parse_acl
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_component
 
 _NS = 1_000_000_000
 _INT64 = 1 << 63
-_TIME = re.compile(rb"(-?)([0-9]{1,19})(?:\.([0-9]*))?")
-_INTEGER = re.compile(rb"-?[0-9]{1,20}")
+_TIME = re.compile(rb"([+-]?)([0-9]{1,19})(?:\.([0-9]*))?")
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
 _ODD = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 """What a path has that needs a closer look: an empty, ``.`` or ``..`` part, or a NUL."""
-_SPARSE_KEY = b"GNU.sparse."
+_SPARSE_MAP = b"GNU.sparse.map"
+_SPARSE_PARTS = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+_TEXTS = (b"path", b"linkpath", b"uname", b"gname")
 _XATTR_KEY = b"SCHILY.xattr."
 # What lsetxattr takes on any file system; others containerd's unpacker warns of and leaves out,
 # and trusted.* it leaves out so that an image cannot speak to overlayfs.
-_XATTR_NAMES = (b"user.", b"security.", b"system.posix_acl_access", b"system.posix_acl_default")
+_XATTR_PREFIXES = (b"user.", b"security.")
+_CAPABILITY = b"security.capability"
+_ACCESS_ACL, _DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default"
+_CAPABILITY_REVISIONS = {20: 2, 24: 3}
+"""Lengths of file capabilities, and the revision of each (include/uapi/linux/capability.h)."""
 _MAX_XATTR_NAME_BYTES = 255
-_MAX_XATTR_VALUE_BYTES = 65_536
+_MAX_XATTR_VALUE_BYTES = 65_535
 
 
 class Extensions:
     """What extended headers say about the entry that follows them."""
 
-    __slots__ = ("is_empty", "long_link", "long_name", "pax")
+    __slots__ = ("long_link", "long_name", "pax")
 
     def __init__(self) -> None:
-        self.is_empty = True
         self.long_name: bytes | None = None
         self.long_link: bytes | None = None
         self.pax: dict[bytes, bytes] = {}
@@ -46,28 +52,47 @@ class Extensions:
 
     def time_ns(self, field: bytes) -> int:
         """The modification time in ns; the epoch for one that 64 bits cannot hold."""
+        for key in (b"atime", b"ctime"):
+            if key in self.pax:
+                parse_time_ns(self.pax[key])
         value = self.pax.get(b"mtime")
         time_ns = parse_number(field, "mtime") * _NS if value is None else parse_time_ns(value)
         return time_ns if -_INT64 <= time_ns < _INT64 else 0
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the content that follows is a map of a sparse file and its parts."""
-        return any(key.startswith(_SPARSE_KEY) for key in self.pax)
-
-    def xattrs(self) -> dict[bytes, bytes]:
-        """The extended attributes that are taken over."""
+    def xattrs(self, mode: int, limit_bytes: int) -> dict[bytes, bytes]:
+        """The extended attributes that are taken over, for a file of that ``mode``."""
         found = {}
+        total = 0
         for key, value in self.pax.items():
             name = key[len(_XATTR_KEY) :]
-            if not key.startswith(_XATTR_KEY) or not name.startswith(_XATTR_NAMES):
+            if not key.startswith(_XATTR_KEY) or not (
+                name.startswith(_XATTR_PREFIXES) or name in (_ACCESS_ACL, _DEFAULT_ACL)
+            ):
                 continue
             if len(name) > _MAX_XATTR_NAME_BYTES or len(value) > _MAX_XATTR_VALUE_BYTES:
                 raise InvalidInputError(
                     f"xattr {show(name)}: name of {len(name)} bytes, value of {len(value)}"
                 )
-            found[name] = value
+            total += len(name) + len(value)
+            kept = _as_linux_keeps_it(name, value, mode)
+            if kept is not None:
+                found[name] = kept
+        if total > limit_bytes:
+            raise InvalidInputError(f"xattrs of {total} bytes ({limit_bytes} at most)")
         return found
+
+
+def _as_linux_keeps_it(name: bytes, value: bytes, mode: int) -> bytes | None:
+    """The value of an xattr that the kernel itself reads; None if it would not be there."""
+    if name == _CAPABILITY:
+        revision = _CAPABILITY_REVISIONS.get(len(value))
+        if revision is None or value[3] != revision:
+            raise InvalidInputError(f"xattr {show(name)} is none: {value[:24].hex()}")
+    elif name == _ACCESS_ACL:
+        return access_acl_after_chmod(value, mode)
+    elif name == _DEFAULT_ACL:
+        return value if parse_acl(value) else None
+    return value
 
 
 def show(name: bytes) -> str:
@@ -125,7 +150,7 @@ def parse_time_ns(value: bytes) -> int:
         raise InvalidInputError(f"pax time is not a decimal number: {show(value)}")
     fraction = (match[3] or b"")[:9].ljust(9, b"0")
     time_ns = int(match[2]) * _NS + int(fraction)
-    return -time_ns if match[1] else time_ns
+    return -time_ns if match[1] == b"-" else time_ns
 
 
 def parse_path(raw: bytes) -> bytes:
@@ -150,6 +175,7 @@ def parse_pax_records(data: bytes) -> dict[bytes, bytes]:
     A record without value says nothing, as in Go's archive/tar; an xattr may be empty.
     """
     records: dict[bytes, bytes] = {}
+    sparse: list[bytes] = []
     at = 0
     while at < len(data):
         blank = data.find(b" ", at, at + 20)
@@ -160,11 +186,17 @@ def parse_pax_records(data: bytes) -> dict[bytes, bytes]:
         key, equals, value = data[blank + 1 : end - 1].partition(b"=")
         if not key or not equals:
             raise CorruptError(f"tar: pax record without a key: {show(data[at : at + 40])}")
-        if key in (b"path", b"linkpath") and b"\0" in value:
-            raise InvalidInputError(f"tar: NUL in pax {key.decode()}: {show(value)}")
-        if value or key.startswith(_XATTR_KEY):
+        if b"\0" in key or (key in _TEXTS and b"\0" in value):
+            raise InvalidInputError(f"tar: NUL in pax record {show(key)}: {show(value)}")
+        if key in _SPARSE_PARTS:
+            if key != _SPARSE_PARTS[len(sparse) % 2] or not value.isdigit():
+                raise InvalidInputError(f"tar: pax {key.decode()} out of place: {show(value)}")
+            sparse.append(value)
+        elif value or key.startswith(_XATTR_KEY):
             records[key] = value
         else:
             records.pop(key, None)
         at = end
+    if sparse:
+        records[_SPARSE_MAP] = b",".join(sparse)
     return records

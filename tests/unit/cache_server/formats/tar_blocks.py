@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 from cache_server.formats.tar import read_tar
 from snapshotter.projection.tree import LayerEntry
 
@@ -55,6 +57,11 @@ def pax_record(key: bytes, value: bytes) -> bytes:
     while len(b"%d" % length) + len(rest) != length:
         length += 1
     return b"%d" % length + rest
+
+
+def make_acl(*entries: tuple[int, int, int]) -> bytes:
+    """A POSIX ACL of (tag, permissions, id), as its xattr has it."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 def read(*blocks: bytes) -> list[tuple[LayerEntry, bytes]]:
