@@ -245,11 +245,15 @@ class _LayerWriter:
         self._batch.add_entry(entry)
 
     def _aufs_file(self, link: LayerEntry) -> LayerEntry:
-        """A hard link into AUFS's own directory, which no image shows, as a file of its own."""
-        file = self._aufs_links.get(link.target.rpartition(b"/")[2])
+        """What a hard link into the directory of AUFS is: the file there, or one more name of it."""
+        base = link.target.rpartition(b"/")[2]
+        file = self._aufs_links.get(base)
         if file is None:
             raise InvalidInputError(
                 f"hard link {show(link.path)}: its target {show(link.target)} is missing"
             )
+        if not file.path.startswith(AUFS_LINKS):
+            return replace(link, target=file.path)
         self._content_bytes += file.size
-        return replace(file, path=link.path)
+        self._aufs_links[base] = replace(file, path=link.path)
+        return self._aufs_links[base]

@@ -26,7 +26,7 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Paths, link targets and extended attributes of one layer's entries."""
     path_bytes: int = 4_095
     """One path; Linux takes none that is longer."""
-    path_depth: int = 1_024
+    path_depth: int = 2_048
     """Directories above an entry, links resolved."""
 
     def __post_init__(self) -> None:

@@ -14,8 +14,10 @@ import zstandard
 
 from cache_server.ingest import ingest_layer
 from cache_server.library import BlobDescriptor, Library
+from cache_server.limits import IngestLimits
 from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError
-from tests.unit.cache_server.formats.tar_blocks import header, member
+from snapshotter.projection.tree import EntryKind
+from tests.unit.cache_server.formats.tar_blocks import header, member, pax
 from tests.unit.cache_server.layers import (
     FILES,
     MIB,
@@ -183,6 +185,66 @@ def test_an_error_of_the_download_comes_through(
         ingest_layer(library, failing(), descriptor=describe(GZIP), diff_id=DIFF_ID)
     assert_nothing_stored(library, tmp_path)
     assert threading.active_count() == threads
+
+
+def test_files_that_aufs_kept_apart_are_where_links_to_them_are(library: Library) -> None:
+    tar = (
+        member(b".wh..wh.aufs", b"")
+        + member(b".wh..wh.plnk/1.2", b"content")
+        + header(b"first", kind=b"1", link=b".wh..wh.plnk/1.2")
+        + header(b"second", kind=b"1", link=b".wh..wh.plnk/1.2")
+        + bytes(1024)
+    )
+    record = ingest(library, tar)
+    first, second = library.layer_entries(record.diff_id)
+    assert (first.path, content_of(library, first)) == (b"first", b"content")
+    assert (second.kind, second.path, second.target) == (EntryKind.HARD_LINK, b"second", b"first")
+    assert (record.entries, record.files, record.content_bytes) == (2, 1, 7)
+    lost = header(b"first", kind=b"1", link=b".wh..wh.plnk/1.2") + bytes(1024)
+    with pytest.raises(InvalidInputError, match="hard link 'first'"):
+        ingest(library, lost)
+
+
+ONE_FILE = make_tar({"f": bytes(MIB)})
+EXCEEDED: dict[str, tuple[IngestLimits, bytes]] = {
+    "entries": (IngestLimits(layer_entries=2), make_tar({"a": b"", "b": b"", "c": b""})),
+    "decompressed bytes": (IngestLimits(layer_bytes=MIB), bytes(4 * MIB)),
+    "ratio": (IngestLimits(expansion_floor_bytes=1, expansion_ratio=10), ONE_FILE),
+    "names": (IngestLimits(names_bytes=100), make_tar({"a" * 60: b"", "b" * 60: b""})),
+    "bytes of holes": (
+        IngestLimits(layer_bytes=1 << 30),
+        pax({b"GNU.sparse.map": b"0,0", b"GNU.sparse.size": b"1073741825"}) + header(b"f"),
+    ),
+    "pax header": (IngestLimits(extension_bytes=99), pax({b"comment": b"c" * 99}) + header()),
+    "xattrs": (IngestLimits(xattr_bytes=9), pax({b"SCHILY.xattr.user.a": b"1234"}) + header()),
+    "path": (IngestLimits(path_bytes=8), header(b"d/" * 5)),
+    "depth": (IngestLimits(path_depth=3), header(b"d/" * 5)),
+}
+
+
+@pytest.mark.parametrize(("limits", "tar"), EXCEEDED.values(), ids=EXCEEDED.keys())
+def test_what_exceeds_a_limit_is_refused(
+    library: Library, tmp_path: Path, limits: IngestLimits, tar: bytes
+) -> None:
+    blob = gzip.compress(tar)
+    with pytest.raises(InvalidInputError, match=r"at most|more than"):
+        ingest_layer(
+            library, [blob], descriptor=describe(blob), diff_id=digest_of(tar), limits=limits
+        )
+    assert pack_bytes(tmp_path) == 0
+
+
+def test_holes_are_stored_once_and_read_back(library: Library, tmp_path: Path) -> None:
+    size = (200 << 20) + 5
+    records = {
+        b"GNU.sparse.map": b"%d,3" % (size - 3),
+        b"GNU.sparse.size": b"%d" % size,
+    }
+    record = ingest(library, pax(records) + member(b"holes", b"end") + bytes(1024))
+    (entry,) = library.layer_entries(record.diff_id)
+    assert entry.size == record.content_bytes == size
+    assert content_of(library, entry) == bytes(size - 3) + b"end"
+    assert pack_bytes(tmp_path) < 1000
 
 
 def test_a_bad_entry_stops_the_download(library: Library) -> None:
