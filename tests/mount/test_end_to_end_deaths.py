@@ -190,8 +190,7 @@ def test_dead_gate_is_replaced(
 ) -> None:
     product = new_product(server=own_server.socket)
     view = product.mount(five.reference, "view")
-    former = product.kill("keeper")
-    os.kill(product.pid("store"), 9)
+    former = product.kill("keeper")  # the daemon ends the store that serves the lost gate
     product.await_successor("keeper", former)
     fresh = product.mount(five.reference, "fresh")
     assert (fresh / "keep/middle").read_bytes() == CONTENT["keep/middle"]
