@@ -55,13 +55,11 @@ class Filling:
 
     async def prepare(self, name: ContentName) -> PartialFile:
         """The partial file, as an earlier process left it or new, its chunk table verified."""
-        file = self._files.get(name)
-        if file is not None:
-            return file
         if not name.is_chunked:
             raise InvalidInputError(f"partial file of {name}: it has a single chunk")
-        await self._flights.start(("partial", name), lambda: self._open(name)).wait()
-        return self._files[name]
+        while (file := self._files.get(name)) is None:
+            await self._flights.start(("partial", name), lambda: self._open(name)).wait()
+        return file
 
     async def ensure(self, name: ContentName, offset: int, length: int) -> None:
         """Has the chunks under that range here, and the object if that makes it whole."""
@@ -75,7 +73,7 @@ class Filling:
         await self.ensure(name, 0, name.size)
         if not self._objects.has(name):
             with disk_errors(f"publish object {name}"):
-                self._files[name].promote(self._objects)
+                (await self.prepare(name)).promote(self._objects)
 
     async def _open(self, name: ContentName) -> None:
         with disk_errors(f"open partial file of {name}"):
