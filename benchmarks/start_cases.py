@@ -70,7 +70,8 @@ def _mount_many_entries(world: World) -> Case:
             with timed() as watch:
                 answer, descriptor = client.mount(control.Mount(image=image.reference))
             try:
-                if first not in os.listdir(descriptor) or len(os.listdir(descriptor)) != names:
+                found = os.listdir(f"/proc/self/fd/{descriptor}")
+                if first not in found or len(found) != names:
                     raise AssertionError(f"{image.reference}: wrong names at the root")
             finally:
                 os.close(descriptor)

@@ -231,7 +231,12 @@ class Product(_Owned):
         return "\n".join(f"--- {name}.log\n{self.log(name)[-3000:]}" for name in names)
 
     def close(self) -> None:
-        """Unmounts, stops and removes everything; by force what does not go by itself."""
+        """Unmounts, stops and removes everything; by force what does not go by itself.
+
+        Closing again does nothing.
+        """
+        if not self.base.exists():
+            return
         for mount in reversed(mounts_below(self.base)):
             if mount.fs_type == "overlay":
                 with contextlib.suppress(subprocess.TimeoutExpired):
