@@ -1,7 +1,22 @@
-"""Fixtures that tests of every kind share."""
+"""Fixtures that tests of every kind share, and how property tests choose their examples."""
+
+from hypothesis import HealthCheck, settings
 
 from tests.support.debian_image import debian
 from tests.support.product import cache_server, new_product
 from tests.support.registry import registry
 
 __all__ = ["cache_server", "debian", "new_product", "registry"]
+
+# The same examples everywhere and no limit in wall-clock time: a busy machine changes no verdict.
+# A time limit of pytest's that strikes while an example is drawn shows up as hypothesis'
+# FlakyStrategyDefinition, so slow work in a property test is what to look for then.
+# `--hypothesis-profile=search` looks for examples that nobody has seen yet.
+_ANY_MACHINE = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("repeatable", derandomize=True, database=None, **_ANY_MACHINE)
+settings.register_profile("search", max_examples=1000, **_ANY_MACHINE)
+settings.load_profile("repeatable")

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from snapshotter.digest import sha256
 from snapshotter.kernel_view import loop_device, syscalls
@@ -99,12 +99,7 @@ def shared_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
     made.close()
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=40)
 @given(tree=trees.trees())
 def test_kernel_shows_any_tree(shared_mounts: Mounts, tree: Inode) -> None:
     target = os.fsencode(shared_mounts.erofs(tree))

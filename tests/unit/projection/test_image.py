@@ -18,13 +18,13 @@ from tests.support.trees import describe, directory, regular
 V = TypeVar("V")
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(trees.trees())
 def test_round_trip(tree: Inode) -> None:
     assert describe(ImageReader(write_image(tree)).to_tree()) == describe(tree)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(trees.trees(), trees.st.randoms(use_true_random=False))
 def test_bytes_depend_on_the_tree_alone(tree: Inode, shuffle: random.Random) -> None:
     image = write_image(tree)

@@ -149,7 +149,7 @@ def read_hostile(image: bytearray) -> None:
         pass
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.integers(1152, len(SAMPLE) - 1), st.integers(0, 255)), min_size=1, max_size=6
@@ -171,7 +171,7 @@ def test_flipped_bytes_where_the_structures_are() -> None:
             read_hostile(image)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 8))
 def test_blocks_in_disorder_give_only_corrupt_errors(order: random.Random, count: int) -> None:
     image = bytearray(SAMPLE)

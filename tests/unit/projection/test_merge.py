@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from snapshotter.errors import InvalidInputError
 from snapshotter.projection.merge import apply_layer, merge_layers
 from snapshotter.projection.tree import EntryKind, Inode, LayerEntry
 from tests.support import apply_layers, trees
+from tests.support.scratch import scratch_directory
 from tests.support.trees import describe
 
 DIR = stat.S_IFDIR | 0o700
@@ -236,16 +235,14 @@ def test_depth_is_not_limited_by_recursion() -> None:
     assert len(describe(merge_layers([[node(path)], [whiteout(path)]]))) == 5000
 
 
-STACKS = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+STACKS = settings(max_examples=80)
 
 
 @STACKS
 @given(trees.layer_stacks())
 def test_merges_and_refuses_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
-    with TemporaryDirectory() as temporary:
-        merged, applier = merge_layers([]), apply_layers.Applier(Path(temporary))
+    with scratch_directory() as root:
+        merged, applier = merge_layers([]), apply_layers.Applier(root)
         for layer in layers:
             try:
                 applier.apply(layer)
@@ -260,8 +257,8 @@ def test_merges_and_refuses_as_a_directory_would(layers: list[list[LayerEntry]])
 @STACKS
 @given(trees.layer_stacks())
 def test_merges_as_a_directory_would(layers: list[list[LayerEntry]]) -> None:
-    with TemporaryDirectory() as temporary:
-        merged, applier = merge_layers([]), apply_layers.Applier(Path(temporary))
+    with scratch_directory() as root:
+        merged, applier = merge_layers([]), apply_layers.Applier(root)
         fitting: list[list[LayerEntry]] = []
         for layer in layers:
             fitting.append([])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
-import tempfile
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import settings
@@ -29,6 +27,7 @@ from snapshotter.store import partial as partial_module
 from snapshotter.store.descriptors import Descriptors
 from snapshotter.store.objects import Objects
 from snapshotter.store.partial import PartialFile, Partials
+from tests.support.scratch import scratch_directory
 
 SIZE = 2 * CHUNK_SIZE + 100
 CONTENT = bytes(range(256)) * (SIZE // 256) + b"z" * (SIZE % 256)
@@ -234,7 +233,8 @@ class PartialFileMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="partial-"))
+        self.scratch = ExitStack()
+        self.root = self.scratch.enter_context(scratch_directory())
         self.paths = Paths(self.root, self.root)
         self.here: set[int] = set()
         self._open()
@@ -305,10 +305,8 @@ class PartialFileMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.descriptors.close()
         self.partials.close()
-        shutil.rmtree(self.root)
+        self.scratch.close()
 
 
 TestPartialFileMachine = PartialFileMachine.TestCase
-TestPartialFileMachine.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, derandomize=True
-)
+TestPartialFileMachine.settings = settings(max_examples=15, stateful_step_count=20)
