@@ -171,7 +171,9 @@ async def test_small_files_overtake_the_chunks_of_large_ones(
             await trio.testing.wait_all_tasks_blocked(0.01)
             server.gate.set()
         order = [chunk for fetch in server.fetches for chunk in fetch.chunks]
-        assert order.index(format_digest(small.content_id)) == 4
+        # Four were under way, and three others may be sent in the turn in which it is.
+        assert order.index(format_digest(small.content_id)) < 8
+        assert len(order) == 21
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2 * CHUNK_SIZE, 9 * CHUNK_SIZE])
