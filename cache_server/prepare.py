@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -48,17 +48,19 @@ class Preparation:
         """How far it is now. Bytes are of the blobs of all layers that were missing."""
         if self.phase != "download":
             return Progress(phase=self.phase)
-        total = sum(blob.size for blob, _ in self._layers.values())
-        done = sum(progress.done_bytes for _, progress in self._layers.values())
-        unfinished = (d for d, (blob, p) in self._layers.items() if p.done_bytes < blob.size)
+        layers = self._layers
+        total = sum(blob.size for blob, _ in layers.values())
+        done = sum(progress.done_bytes for _, progress in layers.values())
+        unfinished = (d for d, (blob, p) in layers.items() if p.done_bytes < blob.size)
         layer = next(unfinished, None)
         phase = "download" if layer is not None else "index"
         return Progress(phase=phase, layer=layer, done_bytes=done, total_bytes=total)
 
     def follow(self, blob: BlobDescriptor, progress: LayerProgress) -> None:
         """Counts a layer's download from now on."""
+        # Replaced, not changed: connections' threads look at it at any time.
+        self._layers = {**self._layers, blob.digest: (blob, progress)}
         self.phase = "download"
-        self._layers[blob.digest] = (blob, progress)
 
 
 class LayerProgress:
@@ -182,9 +184,7 @@ class Preparer:
             for layer in image.layers
             if self._library.layer(layer.diff_id) is None
         }
-        flights = [self._join_layer(preparation, source, layer) for layer in missing.values()]
-        if flights:
-            await asyncio.gather(*(asyncio.shield(flight) for flight in flights))
+        await self._have_layers(preparation, source, missing.values())
         await self._save(prepared, str(reference))
         log.info(
             "image ingested",
@@ -196,14 +196,35 @@ class Preparer:
         )
         return prepared
 
-    def _join_layer(
+    async def _have_layers(
+        self, preparation: Preparation, source: Source, layers: Iterable[ImageLayer]
+    ) -> None:
+        """Ends with the first layer that fails; the others' downloads end by themselves."""
+        waits = [
+            asyncio.create_task(self._have_layer(preparation, source, layer)) for layer in layers
+        ]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _have_layer(
         self, preparation: Preparation, source: Source, layer: ImageLayer
-    ) -> asyncio.Task[None]:
-        if self._layers.find(layer.diff_id) is None:
-            self._layer_progress[layer.diff_id] = LayerProgress()
-        progress = self._layer_progress[layer.diff_id]
+    ) -> None:
+        """Waits for whoever ingests the layer already and, if they fail, tries by itself: another
+        prepare may have begun long ago, from a source or with credentials that are worse.
+        """
+        while (flight := self._layers.find(layer.diff_id)) is not None:
+            preparation.follow(layer.blob, self._layer_progress[layer.diff_id])
+            await asyncio.wait({flight})
+            if flight.exception() is None:
+                return
+        progress = self._layer_progress[layer.diff_id] = LayerProgress()
         preparation.follow(layer.blob, progress)
-        return self._layers.join(layer.diff_id, lambda: self._ingest(source, layer, progress))
+        await asyncio.shield(
+            self._layers.join(layer.diff_id, lambda: self._ingest(source, layer, progress))
+        )
 
     async def _ingest(self, source: Source, layer: ImageLayer, progress: LayerProgress) -> None:
         try:

@@ -21,6 +21,9 @@ class HeldSource(Source):
         self.image = image
         self.release = asyncio.Event()
         self.reached = asyncio.Event()
+        self.reached_all = asyncio.Event()
+        self.held_apart: dict[str, asyncio.Future[None]] = {}
+        """Blobs that end as these say, once each, and not with ``release`` and ``error``."""
         self.opened: list[str] = []
         self.resolved = 0
         self.resolved_twice = asyncio.Event()
@@ -49,7 +52,12 @@ class HeldSource(Source):
         blob = next(x.blob for x in self.image.layers if x.descriptor["digest"] == digest)
         yield blob[:500_000]
         self.reached.set()
-        await self.release.wait()
-        if self.error is not None:
-            raise self.error
+        if len(self.opened) == len(self.image.layers):
+            self.reached_all.set()
+        if digest in self.held_apart:
+            await self.held_apart.pop(digest)
+        else:
+            await self.release.wait()
+            if self.error is not None:
+                raise self.error
         yield blob[500_000:]

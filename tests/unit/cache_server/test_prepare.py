@@ -166,10 +166,55 @@ def test_broken_download_fails_all_askers_and_the_next_try_works(
         for preparation in (first, second):
             with pytest.raises(UnavailableError, match="cut"):
                 await preparation.task
-        # the other layers' downloads are shared work and end by themselves
-        await asyncio.gather(*preparer._layers._tasks.values(), return_exceptions=True)
         source.error = None
         await preparer.start(request()).task
+
+    run(scenario)
+
+
+def test_retry_gets_no_error_of_what_the_failed_prepare_left_behind(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        loop = asyncio.get_running_loop()
+        ends = [loop.create_future() for _ in LAYERS]
+        digests = [layer.descriptor["digest"] for layer in LAYERS]
+        source.held_apart = dict(zip(digests, ends, strict=True))
+        failing = preparer.start(request())
+        await source.reached_all.wait()
+        ends[0].set_exception(UnavailableError("cut"))
+        with pytest.raises(UnavailableError, match="cut"):
+            await failing.task
+        left_behind = list(preparer._layers._tasks.values())
+        assert len(left_behind) == len(LAYERS) - 1
+        again = preparer.start(request())
+        await source.resolved_twice.wait()
+        for end in ends[1:]:
+            end.set_exception(UnavailableError("cut later"))
+        await asyncio.wait(left_behind)
+        source.release.set()
+        assert (await again.task).metadata_image is not None
+
+    run(scenario)
+
+
+def test_failed_prepare_leaves_no_attempt_that_begins_later(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        preparer._slots = asyncio.Semaphore(2)
+        first = preparer.start(request())
+        await source.reached.wait()
+        second = preparer.start(request("localhost/b:v1"))
+        await source.resolved_twice.wait()
+        source.error = UnavailableError("cut")
+        source.release.set()
+        for preparation in (first, second):
+            with pytest.raises(UnavailableError, match="cut"):
+                await preparation.task
+        while flights := list(preparer._layers._tasks.values()):
+            await asyncio.wait(flights)
+        assert len(source.opened) <= 2 * len(LAYERS)
 
     run(scenario)
 
