@@ -245,7 +245,7 @@ class _LayerWriter:
         self._batch.add_entry(entry)
 
     def _aufs_file(self, link: LayerEntry) -> LayerEntry:
-        """What a hard link into the directory of AUFS is: the file there, or one more name of it."""
+        """What a hard link into AUFS's directory is: the file there, or one more name of it."""
         base = link.target.rpartition(b"/")[2]
         file = self._aufs_links.get(base)
         if file is None:

@@ -20,6 +20,7 @@ from cache_server.flights import Flights
 from cache_server.images import image_handle, merged, of_chain, unmerged
 from cache_server.ingest import ingest_layer
 from cache_server.library import BlobDescriptor, Library, StoredImage
+from cache_server.limits import IngestLimits
 from cache_server.merge import merge_image
 from cache_server.sources.manifest import ImageLayer
 from cache_server.sources.reference import Reference, parse_reference
@@ -32,6 +33,7 @@ OpenSource = Callable[[Reference, str | None], Source]
 """The source of a reference, with the credentials of an authfile where one is given."""
 
 _ARCHITECTURE = re.compile(r"[a-z0-9]{1,32}(?:/[a-z0-9]{1,32})?")
+_DEFAULT_LIMITS = IngestLimits()
 log = structlog.get_logger(__name__)
 
 
@@ -86,9 +88,11 @@ class Preparer:
         workers: int = 2,
         queue: int = 16,
         parallel_layers: int = 3,
+        limits: IngestLimits = _DEFAULT_LIMITS,
     ) -> None:
         self._library = library
         self._open_source = open_source
+        self._limits = limits
         self._preparations: dict[tuple[object, ...], Preparation] = {}
         self._prepares: Flights[Prepared] = Flights()
         self._layers: Flights[None] = Flights()
@@ -243,7 +247,13 @@ class Preparer:
             del self._layer_progress[layer.diff_id]
 
     def _ingest_in_thread(self, pipe: BlobPipe, layer: ImageLayer) -> None:
-        ingest_layer(self._library, pipe, descriptor=layer.blob, diff_id=layer.diff_id)
+        ingest_layer(
+            self._library,
+            pipe,
+            descriptor=layer.blob,
+            diff_id=layer.diff_id,
+            limits=self._limits,
+        )
 
     async def _finished(self, prepared: Prepared, *, merge: bool) -> Prepared:
         """The answer as asked for: with a current metadata image, or with none."""
@@ -258,7 +268,7 @@ class Preparer:
     async def _merge(self, prepared: Prepared) -> Prepared:
         diff_ids = [layer.diff_id for layer in prepared.layers]
         name, totals = await asyncio.get_running_loop().run_in_executor(
-            self._merge_thread, merge_image, self._library, diff_ids
+            self._merge_thread, merge_image, self._library, diff_ids, self._limits
         )
         finished = merged(prepared, METADATA_GENERATION, name, totals)
         await self._save(finished)

@@ -27,57 +27,70 @@ class Applier:
         self._root = os.fsencode(root)
         self._times_ns: dict[int, int] = {}
         self._hops = 0
+        self._own: set[int] = set()
+        """Inode numbers of what the layer itself has put in place."""
         self._own_directory(self._root)
 
     def apply(self, layer: list[LayerEntry]) -> None:
         """One layer; RefusedError leaves it half applied."""
-        own = {e.path for e in layer if e.kind != EntryKind.OPAQUE}
+        self._own = set() if os.listdir(self._root) else _Everything()
         markers = [e for e in layer if e.kind in (EntryKind.WHITEOUT, EntryKind.OPAQUE)]
-        for path in [path for marker in markers for path in self._hidden(marker, own)]:
+        for path in [path for marker in markers for path in self._hidden(marker)]:
             self._remove(path)
         for entry in layer:
             if entry.kind == EntryKind.NODE:
                 self._make(entry)
             elif entry.kind == EntryKind.HARD_LINK:
                 self._link(entry)
+            elif not self._is_hidden(entry, layer):
+                self._hide(entry)
         for directory, _, _ in os.walk(self._root):
             time_ns = self._times_ns[os.lstat(directory).st_ino]
             os.utime(directory, ns=(0, time_ns))
 
     # Paths ------------------------------------------------------------------------------------
 
-    def _resolve(self, path: bytes) -> bytes:
-        """The real path within the root of a directory, which need not exist."""
-        self._hops = 0
-        return self._follow(path, b"")
+    def _resolve(self, path: bytes, own: set[int]) -> bytes:
+        """The real path within the root of a directory, which need not exist.
 
-    def _follow(self, path: bytes, below: bytes) -> bytes:
-        place = b"" if path.startswith(b"/") else below
+        What is in the way and neither a directory nor ``own`` counts as missing.
+        """
+        self._hops = 0
+        return self._root + b"".join(b"/" + part for part in self._follow(path, [], own))
+
+    def _follow(self, path: bytes, below: list[bytes], own: set[int]) -> list[bytes]:
+        place = [] if path.startswith(b"/") else list(below)
         for part in path.split(b"/"):
             if part == b"..":
-                place = place.rpartition(b"/")[0]
-            elif part not in (b"", b"."):
-                here = self._root + place + b"/" + part
-                if os.path.islink(here):
-                    if self._hops == 255:
-                        raise RefusedError(path)
-                    self._hops += 1
-                    place = self._follow(os.readlink(here), place)
-                elif os.path.lexists(here) and not os.path.isdir(here):
+                del place[-1:]
+                continue
+            if part in (b"", b"."):
+                continue
+            here = self._root + b"".join(b"/" + name for name in place)
+            found = here + b"/" + part
+            is_there = _is_directory(here) and os.path.realpath(here) == here
+            is_end = not is_there or not os.path.lexists(found) or _is_directory(found)
+            if is_end or os.lstat(found).st_ino not in own:
+                place.append(part)
+            elif os.path.islink(found):
+                if self._hops == 255:
                     raise RefusedError(path)
-                else:
-                    place = place + b"/" + part
+                self._hops += 1
+                place = self._follow(os.readlink(found), place, own)
+            else:
+                raise RefusedError(path)
         return place
 
-    def _parent(self, path: bytes) -> bytes:
-        """The absolute path of an entry's parent, made where it is missing."""
-        place = self._resolve(os.path.dirname(path))
+    def _directory(self, path: bytes) -> bytes:
+        """The real path of a directory in the image, made where it is missing."""
         made = self._root
-        for part in place.split(b"/")[1:]:
+        for part in self._resolve(path, self._own).removeprefix(self._root).split(b"/")[1:]:
             made += b"/" + part
-            if not os.path.lexists(made):
+            if not _is_directory(made):
+                self._remove(made)
                 os.mkdir(made)
                 self._own_directory(made)
+            self._own.add(os.lstat(made).st_ino)
         return made
 
     def _own_directory(self, path: bytes) -> None:
@@ -87,23 +100,39 @@ class Applier:
 
     # Entries ----------------------------------------------------------------------------------
 
-    def _hidden(self, entry: LayerEntry, own: set[bytes]) -> list[bytes]:
-        """The paths that a marker hides."""
-        parts = entry.path.split(b"/") if entry.path else []
-        followed = parts if entry.kind == EntryKind.OPAQUE else parts[:-1]
-        try:
-            for depth in range(1, len(followed) + 1):
-                above = self._root + self._resolve(b"/".join(parts[: depth - 1]))
-                is_link = os.path.islink(above + b"/" + parts[depth - 1])
-                if is_link and b"/".join(parts[:depth]) in own:
-                    return []
-            directory = self._root + self._resolve(b"/".join(followed))
-        except RefusedError:
+    def _hidden(self, entry: LayerEntry) -> list[bytes]:
+        """The paths that a marker hides, no link followed."""
+        path = self._root + b"/" + entry.path if entry.path else self._root
+        directory = path if entry.kind == EntryKind.OPAQUE else os.path.dirname(path)
+        if not _is_directory(directory) or os.path.realpath(directory) != directory:
             return []
-        if not os.path.isdir(directory):
-            return []
-        hidden = os.listdir(directory) if followed is parts else parts[-1:]
-        return [directory + b"/" + name for name in hidden]
+        return (
+            [directory + b"/" + name for name in os.listdir(directory)]
+            if (entry.kind == EntryKind.OPAQUE)
+            else [path]
+        )
+
+    def _is_hidden(self, entry: LayerEntry, layer: list[LayerEntry]) -> bool:
+        """Whether a marker lies in what the same layer hides as a whole."""
+        whole = [e.path for e in layer if e.kind == EntryKind.WHITEOUT]
+        is_opaque = entry.kind == EntryKind.OPAQUE
+        return any(
+            entry.path.startswith(path + b"/") or (is_opaque and entry.path == path)
+            for path in whole
+        )
+
+    def _hide(self, entry: LayerEntry) -> None:
+        """What a marker does in its turn: parents, and what links of its own layer lead it to."""
+        if entry.kind == EntryKind.OPAQUE:
+            directory = self._directory(entry.path)
+            names = os.listdir(directory)
+        else:
+            directory = self._directory(os.path.dirname(entry.path))
+            names = [os.path.basename(entry.path)]
+        for name in names:
+            path = directory + b"/" + name
+            if os.path.lexists(path) and os.lstat(path).st_ino not in self._own:
+                self._remove(path)
 
     def _remove(self, path: bytes) -> None:
         if os.path.isdir(path) and not os.path.islink(path):
@@ -114,17 +143,21 @@ class Applier:
     def _make(self, entry: LayerEntry) -> None:
         path = self._root
         if entry.path:
-            path = self._parent(entry.path) + b"/" + os.path.basename(entry.path)
+            path = (
+                self._directory(os.path.dirname(entry.path)) + b"/" + os.path.basename(entry.path)
+            )
         kind = stat.S_IFMT(entry.mode)
-        is_update = kind == stat.S_IFDIR and os.path.isdir(path) and not os.path.islink(path)
+        is_update = kind == stat.S_IFDIR and _is_directory(path)
         if not is_update:
             self._remove(path)
             self._create(path, kind, entry)
         os.lchown(path, entry.uid, entry.gid)
         if kind != stat.S_IFLNK:
             os.chmod(path, stat.S_IMODE(entry.mode))
-        for name in os.listxattr(path, follow_symlinks=False):
-            os.removexattr(path, name, follow_symlinks=False)
+        if path == self._root or os.lstat(path).st_ino not in self._own:
+            for name in os.listxattr(path, follow_symlinks=False):
+                os.removexattr(path, name, follow_symlinks=False)
+        self._own.add(os.lstat(path).st_ino)
         for xattr, value in entry.xattrs.items():
             os.setxattr(path, xattr, value, follow_symlinks=False)
         if entry.content:
@@ -145,22 +178,37 @@ class Applier:
                 os.truncate(path, entry.size)
 
     def _link(self, entry: LayerEntry) -> None:
-        target = self._root + self._resolve(os.path.dirname(entry.target))
+        target = self._resolve(os.path.dirname(entry.target), _Everything())
         target += b"/" + os.path.basename(entry.target)
-        if not os.path.lexists(target) or (os.path.isdir(target) and not os.path.islink(target)):
+        if not os.path.lexists(target) or _is_directory(target):
             raise RefusedError(entry.target)
-        path = self._parent(entry.path) + b"/" + os.path.basename(entry.path)
-        if target.startswith(path + b"/"):
+        path = self._directory(os.path.dirname(entry.path)) + b"/" + os.path.basename(entry.path)
+        if target == path or target.startswith(path + b"/"):
             raise RefusedError(entry.target)
-        if target != path:
-            self._remove(path)
-            os.link(target, path, follow_symlinks=False)
+        self._remove(path)
+        os.link(target, path, follow_symlinks=False)
+        os.lchown(path, entry.uid, entry.gid)
+        if not os.path.islink(path):
+            os.chmod(path, stat.S_IMODE(entry.mode))
+        os.utime(path, ns=(0, entry.mtime_ns), follow_symlinks=False)
+        self._own.add(os.lstat(path).st_ino)
 
     # Back -------------------------------------------------------------------------------------
 
     def read_back(self) -> Inode:
         """The directory as a tree."""
         return read_tree(self._root)
+
+
+class _Everything(set[int]):
+    """The set of all inode numbers."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def _is_directory(path: bytes) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def read_tree(path: bytes) -> Inode:

@@ -182,7 +182,8 @@ def _entry(draw: st.DrawFn, directories: list[bytes], files: list[bytes]) -> Lay
     if choice in (5, 6, 7):
         target = draw(st.sampled_from(files))
         files.append(path)
-        return LayerEntry(EntryKind.HARD_LINK, path, target=target)
+        header = {"mode": draw(permissions), "uid": draw(ids), "mtime_ns": draw(times_ns)}
+        return LayerEntry(EntryKind.HARD_LINK, path, target=target, **header)
     kind = draw(st.sampled_from(KINDS))
     if kind in (stat.S_IFDIR, stat.S_IFLNK):
         directories.append(path)
