@@ -50,13 +50,19 @@ TokenOption = Annotated[
     ),
 ]
 ImageArgument = Annotated[
-    str, typer.Argument(help="docker://HOST/NAME[:TAG][@DIGEST], NAME[:TAG], or oci:DIR[:TAG].")
+    str,
+    typer.Argument(
+        help="docker://HOST/NAME[:TAG][@DIGEST], NAME[:TAG], oci:DIR[:TAG], oci-archive:FILE[:TAG]"
+        " or docker-archive:FILE[:NAME[:TAG]]."
+    ),
 ]
-ArchitectureOption = Annotated[
+PlatformOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
+        "--platform",
         "--architecture",
-        help="Go's name, such as amd64 or arm/v7. Default: this host's.",
+        metavar="OS/ARCH",
+        help="Of a multi-platform image: linux/arm64, linux/arm/v7, arm64. Default: this host's.",
         show_default=False,
     ),
 ]
@@ -122,7 +128,7 @@ def serve(
 def import_(
     image: ImageArgument,
     root: RootOption = None,
-    architecture: ArchitectureOption = None,
+    platform: PlatformOption = None,
     refresh: RefreshOption = False,
     authfile: AuthfileOption = None,
     token_file: TokenOption = None,
@@ -136,18 +142,20 @@ def import_(
     \b
       cache-server import debian:12
       cache-server import --refresh docker://127.0.0.1:5000/tools:latest
-      cache-server import oci:./layout:v1 --architecture arm64
+      cache-server import oci-archive:./app.tar:v1 --platform linux/arm64
     """
     import structlog
 
     from cache_server.importing import import_image
     from snapshotter.cache_v1.protocol import Prepare
     from snapshotter.paths import default_paths
+    from snapshotter.platforms import host_architecture, parse_platform
+    from snapshotter.references import absolute_image
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_WARNING))
     request = Prepare(
-        image=_absolute(image),
-        architecture=architecture or _host_architecture(),
+        image=absolute_image(image, os.getcwd()),
+        architecture=parse_platform(platform) if platform else host_architecture(),
         refresh=refresh,
         progress=True,
         authfile=str(authfile.absolute()) if authfile else None,
@@ -249,20 +257,6 @@ def _print_json(value: object) -> None:
     import msgspec
 
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
-
-
-def _absolute(image: str) -> str:
-    """The reference with a layout's directory made absolute, for a server elsewhere."""
-    if not image.startswith("oci:"):
-        return image
-    directory, colon, tag = image.removeprefix("oci:").partition(":")
-    return f"oci:{Path(directory).absolute()}{colon}{tag}"
-
-
-def _host_architecture() -> str:
-    machine = os.uname().machine
-    known = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm/v7", "i686": "386"}
-    return known.get(machine, machine)
 
 
 def _token(path: Path | None) -> str | None:

@@ -36,11 +36,20 @@ def decompress(blocks: Iterable[bytes]) -> Iterator[bytes]:
     while len(head) < 4 and (block := next(rest, None)) is not None:
         head += block
     whole = chain((head,), rest)
+    match compression_of(head):
+        case "gzip":
+            return _gunzip(whole)
+        case "zstd":
+            return _unzstd(whole)
+        case _:
+            return whole
+
+
+def compression_of(head: bytes) -> str:
+    """``gzip`` or ``zstd``, as the first four bytes of a blob tell; else empty."""
     if head.startswith(_GZIP_MAGIC):
-        return _gunzip(whole)
-    if _is_zstd(head):
-        return _unzstd(whole)
-    return whole
+        return "gzip"
+    return "zstd" if _is_zstd(head) else ""
 
 
 def _is_zstd(head: bytes) -> bool:

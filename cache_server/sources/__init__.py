@@ -1,1 +1,1 @@
-"""Where images come from: references, and the registries and OCI layouts that they name."""
+"""Where images come from: references, and the registries, layouts and archives they name."""

@@ -153,6 +153,11 @@ def fits(platform: Platform, architecture: str) -> bool:
     return not variant or platform.variant == variant
 
 
+def parse_config(data: bytes, what: str) -> ImageConfig:
+    """The config of image ``what``; InvalidInputError if it is none."""
+    return _decode(data, ImageConfig, f"config of {what}")
+
+
 def resolved(manifest: bytes, config: bytes, architecture: str, what: str) -> ResolvedImage:
     """An image from its checked manifest and config.
 
@@ -160,7 +165,7 @@ def resolved(manifest: bytes, config: bytes, architecture: str, what: str) -> Re
     for another platform.
     """
     document = parse_document(manifest, what)
-    parsed = _decode(config, ImageConfig, f"config of {what}")
+    parsed = parse_config(config, what)
     platform = Platform(parsed.architecture, parsed.os, parsed.variant)
     if not fits(Platform(platform.architecture, platform.os, ""), architecture.partition("/")[0]):
         raise NotFoundError(f"{what}: the image is for {platform}, not {_OS}/{architecture}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import httpx
 
 from cache_server.sources.credentials import find_credentials
+from cache_server.sources.docker_archive import DockerArchiveSource
+from cache_server.sources.files import ArchiveFiles, DirectoryFiles
 from cache_server.sources.layout import LayoutSource
-from cache_server.sources.reference import LayoutReference, Reference
+from cache_server.sources.reference import LocalReference, Reference
 from cache_server.sources.registry import RegistrySource, make_client
 from cache_server.sources.source import Source
 
@@ -22,8 +24,8 @@ class Sources:
 
         Raises NotFoundError or InvalidInputError for a bad authfile.
         """
-        if isinstance(reference, LayoutReference):
-            return LayoutSource(reference)
+        if isinstance(reference, LocalReference):
+            return _open_local(reference)
         credentials = find_credentials(authfile, reference) if authfile else None
         if self._client is None:
             self._client = make_client()
@@ -33,3 +35,14 @@ class Sources:
         """Closes connections that are still open."""
         if self._client is not None:
             await self._client.aclose()
+
+
+def _open_local(reference: LocalReference) -> Source:
+    name, path, tag = str(reference), reference.path, reference.tag
+    match reference.transport:
+        case "oci":
+            return LayoutSource(name, DirectoryFiles(name, path), tag)
+        case "oci-archive":
+            return LayoutSource(name, ArchiveFiles(name, path), tag)
+        case "docker-archive":
+            return DockerArchiveSource(name, ArchiveFiles(name, path), tag)

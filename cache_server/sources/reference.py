@@ -1,21 +1,26 @@
 """Image references, spelled as skopeo spells them.
 
 ``docker://[HOST[:PORT]/]NAME[:TAG][@sha256:…]``, or without ``docker://``, names an image in a
-registry (docker.io where there is no host); ``oci:DIR[:TAG]`` one in an OCI layout on this host.
+registry (docker.io where there is no host). ``oci:DIR[:TAG]`` names one in an OCI layout on this
+host, ``oci-archive:FILE[:TAG]`` in a tar of one, ``docker-archive:FILE[:NAME[:TAG]]`` in what
+``docker save`` writes.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from snapshotter.errors import InvalidInputError
 
+LocalTransport = Literal["oci", "oci-archive", "docker-archive"]
+LOCAL_TRANSPORTS: tuple[LocalTransport, ...] = get_args(LocalTransport)
 DEFAULT_REGISTRY = "docker.io"
 DEFAULT_TAG = "latest"
 ACCEPTED = (
-    "write docker://HOST/NAME[:TAG][@sha256:…], NAME[:TAG] for docker.io,"
-    " or oci:/ABSOLUTE/DIRECTORY[:TAG]"
+    "write docker://HOST/NAME[:TAG][@sha256:…], NAME[:TAG] for docker.io, oci:DIRECTORY[:TAG],"
+    " oci-archive:FILE[:TAG] or docker-archive:FILE[:NAME[:TAG]]"
 )
 
 _OTHER_TRANSPORTS = frozenset(
@@ -24,11 +29,9 @@ _OTHER_TRANSPORTS = frozenset(
         "containers-storage",
         "dir",
         "docker",
-        "docker-archive",
         "docker-daemon",
         "http",
         "https",
-        "oci-archive",
         "openshift",
         "ostree",
         "sif",
@@ -66,17 +69,21 @@ class RegistryReference:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutReference:
-    """An image in an OCI layout; without a tag, the layout's only one."""
+class LocalReference:
+    """An image in a layout or archive at ``path``; without a tag, the only one there.
 
-    directory: str
+    ``tag`` is the name that the layout gives the image; in a docker-archive, ``NAME:TAG``.
+    """
+
+    transport: LocalTransport
+    path: str
     tag: str | None = None
 
     def __str__(self) -> str:
-        return f"oci:{self.directory}:{self.tag}" if self.tag else f"oci:{self.directory}"
+        return f"{self.transport}:{self.path}" + (f":{self.tag}" if self.tag else "")
 
 
-Reference = RegistryReference | LayoutReference
+Reference = RegistryReference | LocalReference
 
 
 def parse_reference(text: str) -> Reference:
@@ -86,8 +93,9 @@ def parse_reference(text: str) -> Reference:
     if text.startswith("docker://"):
         return _registry_reference(text, text.removeprefix("docker://"))
     transport, colon, rest = text.partition(":")
-    if colon and transport == "oci":
-        return _layout_reference(text, rest)
+    for local in LOCAL_TRANSPORTS:
+        if colon and transport == local:
+            return _local_reference(text, local, rest)
     if colon and transport in _OTHER_TRANSPORTS:
         raise InvalidInputError(
             f"image reference {text!r}: transport {transport!r} is not read here; {ACCEPTED}"
@@ -95,13 +103,23 @@ def parse_reference(text: str) -> Reference:
     return _registry_reference(text, text)
 
 
-def _layout_reference(text: str, rest: str) -> LayoutReference:
-    directory, colon, tag = rest.partition(":")
-    if not directory.startswith("/"):
-        raise InvalidInputError(f"image reference {text!r}: the directory must be absolute")
+def _local_reference(text: str, transport: LocalTransport, rest: str) -> LocalReference:
+    path, colon, tag = rest.partition(":")
+    if not path.startswith("/"):
+        raise InvalidInputError(f"image reference {text!r}: the path must be absolute")
     if colon and not tag:
         raise InvalidInputError(f"image reference {text!r}: the tag is empty")
-    return LayoutReference(directory.rstrip("/") or "/", tag or None)
+    if tag and transport == "docker-archive":
+        tag = _archive_name(text, tag)
+    return LocalReference(transport, path.rstrip("/") or "/", tag or None)
+
+
+def _archive_name(text: str, name: str) -> str:
+    """``NAME:TAG`` in full, as the archive's own names are compared with it."""
+    named = _registry_reference(text, name)
+    if named.digest is not None:
+        raise InvalidInputError(f"image reference {text!r}: archives know images by tag alone")
+    return str(named).removeprefix("docker://")
 
 
 def _registry_reference(text: str, rest: str) -> RegistryReference:

@@ -29,7 +29,7 @@ from cache_server.sources.manifest import (
     check_blob,
 )
 from cache_server.sources.reference import DEFAULT_REGISTRY, RegistryReference
-from cache_server.sources.source import Source
+from cache_server.sources.source import ManifestSource
 from snapshotter.errors import (
     AccessDeniedError,
     InvalidInputError,
@@ -68,7 +68,7 @@ def make_client() -> httpx.AsyncClient:
     )
 
 
-class RegistrySource(Source):
+class RegistrySource(ManifestSource):
     """An image in a registry."""
 
     def __init__(

@@ -26,12 +26,26 @@ class Source(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @abstractmethod
     async def resolve(self, architecture: str) -> ResolvedImage:
         """The image for that architecture (Go's, perhaps with ``/variant``).
 
         Waits for the source. Raises NotFoundError, AccessDeniedError, UnavailableError,
         CorruptError (a digest is wrong) or InvalidInputError (not an image).
         """
+
+    @abstractmethod
+    def open_blob(
+        self, descriptor: BlobDescriptor
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The blob's bytes as they come, NOT checked: whoever reads them checks the digest."""
+
+
+class ManifestSource(Source):
+    """A source that has manifests and indexes, as OCI and Docker define them."""
+
+    async def resolve(self, architecture: str) -> ResolvedImage:
+        """The image for that architecture; errors are ``Source``'s."""
         data = await self._top(architecture)
         for _ in range(_MAX_INDEX_DEPTH):
             document = parse_document(data, self.name)
@@ -43,12 +57,6 @@ class Source(ABC):
                 await self._manifest(chosen), chosen.digest, f"manifest of {self.name}"
             )
         raise InvalidInputError(f"{self.name}: indexes nested deeper than {_MAX_INDEX_DEPTH}")
-
-    @abstractmethod
-    def open_blob(
-        self, descriptor: BlobDescriptor
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The blob's bytes as they come, NOT checked: whoever reads them checks the digest."""
 
     @abstractmethod
     async def _top(self, architecture: str) -> bytes:

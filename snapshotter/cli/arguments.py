@@ -5,14 +5,11 @@ Pure; main.py and the commands use it before typer sees the arguments.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 GLOBAL_VALUES = ("--root", "--run", "--config")
 GLOBAL_FLAGS = ("--json",)
-
-_LOCAL_TRANSPORTS = ("oci", "oci-archive", "docker-archive", "dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +48,3 @@ def split(
         (program if is_global else command).extend(rest[:taken])
         del rest[:taken]
     return Split(program, command)
-
-
-def absolute_image(image: str, directory: str) -> str:
-    """``image`` with its path, where it has one, made absolute from ``directory``.
-
-    Local images are spelled as skopeo does: ``oci:PATH[:TAG]``, ``oci-archive:PATH[:TAG]``,
-    ``docker-archive:PATH[:REFERENCE]``, ``dir:PATH``. Anything else is left as it is.
-    """
-    transport, colon, rest = image.partition(":")
-    if not colon or transport not in _LOCAL_TRANSPORTS or not rest:
-        return image
-    path, tag_colon, tag = (rest, "", "") if transport == "dir" else rest.partition(":")
-    absolute = os.path.normpath(os.path.join(directory, os.path.expanduser(path)))
-    return f"{transport}:{absolute}{tag_colon}{tag}"

@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from snapshotter.cli import output
-from snapshotter.cli.arguments import absolute_image
 from snapshotter.cli.session import session_of
-from snapshotter.errors import InvalidInputError
+from snapshotter.platforms import parse_platform
+from snapshotter.references import absolute_image
 from snapshotter.service import control
 from snapshotter.store.images import ImageRecord
 
@@ -19,7 +19,8 @@ ImageArgument = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
-        help="debian:12, registry.example/team/app@sha256:…, oci:DIR:TAG, oci-archive:FILE",
+        help="debian:12, registry.example/team/app@sha256:…, oci:DIR:TAG, "
+        "oci-archive:FILE:TAG, docker-archive:FILE:NAME:TAG",
         show_default=False,
     ),
 ]
@@ -28,8 +29,8 @@ PlatformOption = Annotated[
     typer.Option(
         "--platform",
         "--architecture",
-        metavar="ARCH",
-        help="Architecture of a multi-platform image: arm64, linux/arm/v7. Default: this host's.",
+        metavar="OS/ARCH",
+        help="Of a multi-platform image: linux/arm64, linux/arm/v7, arm64. Default: this host's.",
         show_default=False,
     ),
 ]
@@ -41,15 +42,8 @@ def image_here(image: str) -> str:
 
 
 def architecture_of(platform: str | None) -> str | None:
-    """``arm/v7`` of ``linux/arm/v7`` or ``arm/v7``; InvalidInputError for another system."""
-    if platform is None:
-        return None
-    parts = platform.split("/")
-    if parts[0] == "linux" and len(parts) > 1:
-        parts = parts[1:]
-    if len(parts) > 2 or not all(parts) or parts[0] in ("linux", "windows", "darwin"):
-        raise InvalidInputError(f"platform {platform!r}: write ARCH, ARCH/VARIANT or linux/ARCH")
-    return "/".join(parts)
+    """The architecture that ``--platform`` names; errors are ``parse_platform``'s."""
+    return None if platform is None else parse_platform(platform)
 
 
 def pull(

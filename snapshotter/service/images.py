@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,19 +15,13 @@ from snapshotter.cache_v1.protocol import Prepared, Progress
 from snapshotter.digest import parse_digest
 from snapshotter.errors import CorruptError, NotFoundError, SnapshotterError
 from snapshotter.names import ContentName
+from snapshotter.platforms import host_architecture
 from snapshotter.store import images as records
 from snapshotter.store.images import ImageRecord
 
 _log = structlog.get_logger()
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 OnProgress = Callable[[Progress], None]
-
-
-def host_architecture() -> str:
-    """This machine's architecture by Go's name."""
-    machine = platform.machine()
-    return _ARCHITECTURES.get(machine, machine)
 
 
 def metadata_name(prepared: Prepared) -> ContentName:

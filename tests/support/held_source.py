@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from cache_server.library import BlobDescriptor
 from cache_server.sources.manifest import Descriptor
-from cache_server.sources.source import Source
+from cache_server.sources.source import ManifestSource
 from snapshotter.errors import SnapshotterError
 from tests.support.images import Image
 
 
-class HeldSource(Source):
+class HeldSource(ManifestSource):
     """Counts what is asked of it. With ``error`` set, resolve and blobs fail with it."""
 
     def __init__(self, image: Image) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.archives import pack_layout, save
 from tests.support.cache_v1 import Client
 from tests.support.images import Image, Layer, directory, file, push, write_layout
 from tests.support.registry import Registry
@@ -71,6 +72,23 @@ def test_import_prints_what_is_ready_and_images_lists_it(tmp_path: Path, layout:
     assert listed.stdout.splitlines()[1].split()[0] == layout
     (stored,) = json.loads(command("images", "--root", root, "--json").stdout)
     assert stored["references"] == [layout]
+
+
+def test_archives_are_imported_by_relative_path_and_platform(tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "oci", {"v1": IMAGE})
+    pack_layout(layout, tmp_path / "oci.tar")
+    save(tmp_path / "saved.tar", {"demo:1": IMAGE})
+    options = ("--root", tmp_path / "root", "--platform", "linux/amd64")
+    imported = command("import", "oci-archive:oci.tar:v1", *options, cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.splitlines()[1] == IMAGE.digest
+    imported = command(
+        "import", "docker-archive:saved.tar:demo:1", "--json", *options, cwd=tmp_path
+    )
+    assert imported.returncode == 0, imported.stderr
+    assert json.loads(imported.stdout)["totals"]["files"] == 20
+    refused = command("import", "oci:oci", "--platform", "windows/amd64", cwd=tmp_path)
+    assert (refused.returncode, "linux alone" in refused.stderr) == (8, True)
 
 
 def test_images_of_an_empty_root_are_none_and_nothing_is_made(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.cli.arguments import absolute_image, split
+from snapshotter.cli.arguments import split
 
 RUN_VALUES = ("--env", "-e", "--view")
 
@@ -43,22 +43,3 @@ def test_no_word_is_lost(ours: list[str], foreign: list[str]) -> None:
     assert sorted(word for word in everything if word != "--") == sorted(
         word for word in [*ours, *foreign] if word != "--"
     )
-
-
-@pytest.mark.parametrize(
-    ("image", "absolute"),
-    [
-        ("debian:12", "debian:12"),
-        ("oci:x:latest", "oci:/here/x:latest"),
-        ("oci:../x", "oci:/x"),
-        ("oci:/abs/x:1", "oci:/abs/x:1"),
-        ("oci-archive:a.tar:v", "oci-archive:/here/a.tar:v"),
-        ("docker-archive:a.tar:name:tag", "docker-archive:/here/a.tar:name:tag"),
-        ("dir:a:b", "dir:/here/a:b"),
-        ("docker://debian:12", "docker://debian:12"),
-        ("oci:", "oci:"),
-        ("3", "3"),
-    ],
-)
-def test_paths_of_local_images_are_made_absolute(image: str, absolute: str) -> None:
-    assert absolute_image(image, "/here") == absolute

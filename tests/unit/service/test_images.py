@@ -8,7 +8,8 @@ import trio.testing
 from snapshotter.cache_v1.protocol import MetadataImage, Prepared, Progress
 from snapshotter.errors import BusyError, NotFoundError, UnavailableError
 from snapshotter.names import ContentName
-from snapshotter.service.images import ImageCatalog, OnProgress, host_architecture, metadata_name
+from snapshotter.platforms import host_architecture
+from snapshotter.service.images import ImageCatalog, OnProgress, metadata_name
 from snapshotter.store import images as records
 
 

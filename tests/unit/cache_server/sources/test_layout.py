@@ -1,22 +1,26 @@
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from cache_server.library import BlobDescriptor
+from cache_server.sources.files import DirectoryFiles
 from cache_server.sources.layout import LayoutSource
 from cache_server.sources.manifest import ResolvedImage
-from cache_server.sources.reference import LayoutReference
 from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError
 from tests.support.images import Image, Layer, file, write_layout
 
 LAYER = Layer([file("a", b"x" * 3_000_000)], compression="none")
 
 
+def source_of(directory: Path, tag: str | None) -> LayoutSource:
+    return LayoutSource("oci:x", DirectoryFiles("oci:x", str(directory)), tag)
+
+
 def resolve(directory: Path, tag: str | None, architecture: str = "amd64") -> ResolvedImage:
-    source = LayoutSource(LayoutReference(str(directory), tag))
-    return asyncio.run(source.resolve(architecture))
+    return asyncio.run(source_of(directory, tag).resolve(architecture))
 
 
 def test_tag_and_only_image(tmp_path: Path) -> None:
@@ -39,7 +43,7 @@ def test_nested_index_by_platform(tmp_path: Path) -> None:
 
 def test_blob_comes_in_bounded_pieces(tmp_path: Path) -> None:
     write_layout(tmp_path, {"v1": Image([LAYER])})
-    source = LayoutSource(LayoutReference(str(tmp_path), "v1"))
+    source = source_of(tmp_path, "v1")
     descriptor = BlobDescriptor(LAYER.descriptor["digest"], len(LAYER.blob), "")
 
     async def pieces() -> list[bytes]:
@@ -80,4 +84,10 @@ def test_blob_path_cannot_leave_the_layout(tmp_path: Path) -> None:
     entry = {"digest": "sha256:../../../etc/passwd", "size": 1}
     (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
     with pytest.raises(InvalidInputError, match="digest"):
+        resolve(tmp_path, None)
+
+
+def test_blob_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "index.json")
+    with pytest.raises(InvalidInputError, match="not a file"):
         resolve(tmp_path, None)

@@ -1,6 +1,6 @@
 import pytest
 
-from cache_server.sources.reference import LayoutReference, RegistryReference, parse_reference
+from cache_server.sources.reference import LocalReference, RegistryReference, parse_reference
 from snapshotter.errors import InvalidInputError
 
 DIGEST = "sha256:" + "ab" * 32
@@ -20,12 +20,23 @@ DIGEST = "sha256:" + "ab" * 32
         ("[::1]:5000/a", RegistryReference("[::1]:5000", "a", "latest")),
         (f"ghcr.io/a/b@{DIGEST}", RegistryReference("ghcr.io", "a/b", None, DIGEST)),
         (f"docker://q.io/a:t@{DIGEST}", RegistryReference("q.io", "a", "t", DIGEST)),
-        ("oci:/srv/images", LayoutReference("/srv/images")),
-        ("oci:/srv/images/:v1", LayoutReference("/srv/images", "v1")),
-        ("oci:/srv/images:host/name:v1", LayoutReference("/srv/images", "host/name:v1")),
+        ("oci:/srv/images", LocalReference("oci", "/srv/images")),
+        ("oci:/srv/images/:v1", LocalReference("oci", "/srv/images", "v1")),
+        ("oci:/srv/images:host/name:v1", LocalReference("oci", "/srv/images", "host/name:v1")),
+        ("oci-archive:/a.tar", LocalReference("oci-archive", "/a.tar")),
+        ("oci-archive:/a.tar:v1", LocalReference("oci-archive", "/a.tar", "v1")),
+        ("docker-archive:/a.tar", LocalReference("docker-archive", "/a.tar")),
+        (
+            "docker-archive:/a.tar:debian",
+            LocalReference("docker-archive", "/a.tar", "docker.io/library/debian:latest"),
+        ),
+        (
+            "docker-archive:/a.tar:localhost/x:1",
+            LocalReference("docker-archive", "/a.tar", "localhost/x:1"),
+        ),
     ],
 )
-def test_parses_and_prints_back(text: str, expected: RegistryReference | LayoutReference) -> None:
+def test_parses_and_prints_back(text: str, expected: RegistryReference | LocalReference) -> None:
     parsed = parse_reference(text)
     assert parsed == expected
     assert parse_reference(str(parsed)) == parsed
@@ -56,6 +67,10 @@ def test_digest_decides_over_tag() -> None:
         "oci:relative/dir:v1",
         "oci:",
         "oci:/dir:",
+        "oci-archive:relative.tar",
+        "docker-archive:/a.tar:",
+        "docker-archive:/a.tar:UPPER/x:1 ",
+        f"docker-archive:/a.tar:debian@{DIGEST}",
         "docker-daemon:debian:12",
         "containers-storage:debian",
         "dir:/srv",
