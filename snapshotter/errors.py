@@ -71,6 +71,37 @@ class UnsupportedError(SnapshotterError):
     exit_code = 8
 
 
+class SandboxError(SnapshotterError):
+    """A command could not be run in a sandbox.
+
+    ``status`` is the exit status for it: 127 when it does not exist, 126 when it cannot be
+    executed, else 125.
+    """
+
+    def __init__(self, message: str, status: int = 125) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CommandFailedError(SnapshotterError):
+    """A command in a sandbox that had to succeed did not; ``exit_status`` is 128+n for signal n."""
+
+    def __init__(self, message: str, *, exit_status: int, stdout: bytes, stderr: bytes) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class CommandTimeoutError(SnapshotterError):
+    """A command in a sandbox took too long and was killed; its output until then is here."""
+
+    def __init__(self, message: str, *, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        super().__init__(message)
+        self.stdout = stdout
+        self.stderr = stderr
+
+
 BY_CODE: dict[str, type[SnapshotterError]] = {
     cls.code: cls
     for cls in (

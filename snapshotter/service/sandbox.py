@@ -14,11 +14,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snapshotter.errors import UnavailableError
+from snapshotter.errors import SandboxError, UnavailableError
 from snapshotter.service import control
 from snapshotter.service.control_client import ControlClient
-from snapshotter.service.sandbox_spec import Settings, check_settings, check_sources, make_plan
-from snapshotter.service.sandbox_supervisor import Sandbox, SandboxError
+from snapshotter.service.sandbox_spec import (
+    Settings,
+    check_settings,
+    check_sources,
+    make_plan,
+    make_surroundings,
+)
+from snapshotter.service.sandbox_supervisor import Sandbox
 
 __all__ = ["SandboxError", "check", "run"]
 
@@ -53,7 +59,13 @@ def run(
             terminal = os.environ.get("TERM", "xterm") if os.isatty(0) else None
             image = mounted.image.prepared
             plan = make_plan(settings, image, host_name=record.id, terminal=terminal)
-            sandbox = Sandbox.start(plan, view, staging=staging, read_only=record.read_only)
+            surroundings = make_surroundings(
+                settings,
+                host_name=record.id,
+                read_only=record.read_only,
+                has_terminal=terminal is not None,
+            )
+            sandbox = Sandbox.start(plan, view, surroundings, staging=staging)
         finally:
             os.close(view)
         return sandbox.supervise(lambda pid: _tell_placed(client, record.id, pid))

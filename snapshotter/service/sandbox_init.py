@@ -11,13 +11,10 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from snapshotter.kernel_view import syscalls
-from snapshotter.service.sandbox_root import enter_root
 from snapshotter.service.sandbox_spec import Plan, find_program
 from snapshotter.service.sandbox_user import become, die_with_parent, look_up_here
 
@@ -38,18 +35,16 @@ _UMASK = 0o022
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the first process needs. ``view`` is the detached mount, ``report`` its end of the
-    pair, ``signal_mask`` what the command starts with; ``takes_terminal`` puts the command in the
-    foreground of the terminal that is its stdin.
+    """What the first process needs. ``enter`` takes it to its namespaces and root, ``report`` is
+    its end of the pair, ``signal_mask`` what the command starts with; ``takes_terminal`` puts the
+    command in the foreground of the terminal that is its stdin.
     """
 
     plan: Plan
-    view: int
-    staging: Path
-    read_only: bool
+    enter: Callable[[], None]
     report: socket.socket
     signal_mask: Set[int]
-    takes_terminal: bool
+    takes_terminal: bool = False
 
 
 def be_first_process(start: Start) -> NoReturn:
@@ -60,9 +55,7 @@ def be_first_process(start: Start) -> NoReturn:
         if _is_alone(start.report):
             os._exit(status)
         os.setpgid(0, 0)  # the terminal's signals are for the command alone
-        syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
-        enter_root(start.view, start.plan, staging=start.staging, read_only=start.read_only)
-        os.close(start.view)
+        start.enter()
         os.umask(_UMASK)
         command = os.fork()
         if command == 0:
@@ -144,12 +137,12 @@ def _keep_only(descriptor: int) -> None:
     os.closerange(descriptor + 1, _MAX_DESCRIPTOR)
 
 
-def _execute(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+def _execute(arguments: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
     """Executes the first program that is there; returns only a failure: status and message."""
     refused: OSError | None = None
     for program in find_program(arguments[0], environment.get("PATH", "")):
         try:
-            os.execve(program, arguments, environment)  # noqa: S606 - no shell is wanted
+            os.execve(program, list(arguments), environment)  # noqa: S606 - no shell is wanted
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 refused = refused or error

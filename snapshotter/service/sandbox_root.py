@@ -16,7 +16,7 @@ from pathlib import Path
 
 from snapshotter.errors import SnapshotterError, UnsupportedError
 from snapshotter.kernel_view import syscalls
-from snapshotter.service.sandbox_spec import Plan, Volume
+from snapshotter.service.sandbox_spec import Surroundings, Volume
 
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 _DEVICES = {
@@ -66,27 +66,40 @@ class _Clone:
     is_directory: bool
 
 
-def enter_root(view: int, plan: Plan, *, staging: Path, read_only: bool) -> None:
+def enter_root(view: int, surroundings: Surroundings, *, staging: Path) -> None:
     """Changes the root of this process to the detached mount ``view`` and fits it out.
 
-    ``staging`` is any directory of the host, covered while the root changes. ``read_only`` says
-    that nothing can be created in the view: what it lacks is then left out, except volumes.
-    Raises OSError and SnapshotterError; the process is then of no use.
+    ``staging`` is any directory of the host, covered while the root changes. In a read-only view
+    what it lacks is left out, except volumes. /proc is left to ``show_processes``. Raises OSError
+    and SnapshotterError; the process is then of no use.
     """
+    read_only = surroundings.read_only
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     with ExitStack() as stack:
-        volumes = [_clone(volume.source, volume, stack) for volume in plan.volumes]
+        volumes = [_clone(volume.source, volume, stack) for volume in surroundings.volumes]
         cgroup = _clone_cgroup(stack)
-        terminal = _clone_terminal(stack) if plan.has_terminal else None
-        etc = _etc_files(plan.hostname)
+        terminal = _clone_terminal(stack) if surroundings.has_terminal else None
+        etc = _etc_files(surroundings.hostname)
         _change_root(view, staging)
-        _mount_kernel_trees(cgroup, read_only=read_only)
+        _mount_sys(cgroup, read_only=read_only)
         _make_devices(terminal, read_only=read_only)
         _place_etc(etc, read_only=read_only)
-        for clone, volume in zip(volumes, plan.volumes, strict=True):
+        _make_directory("/proc", read_only=read_only)
+        for clone, volume in zip(volumes, surroundings.volumes, strict=True):
             _place_volume(clone, volume)
-        _guard_kernel_trees()
-    socket.sethostname(plan.hostname)
+        _guard("/sys/")
+    socket.sethostname(surroundings.hostname)
+
+
+def show_processes() -> None:
+    """Mounts /proc of this process's pid namespace, where the view has a place for it.
+
+    To be called in a mount namespace of the pid namespace's own, below a root that was entered.
+    Raises OSError.
+    """
+    if os.path.isdir("/proc"):
+        syscalls.mount("proc", "/proc", "proc", _QUIET)
+        _guard("/proc/")
 
 
 def _clone(source: str, volume: Volume, stack: ExitStack) -> _Clone:
@@ -141,9 +154,7 @@ def _change_root(view: int, staging: Path) -> None:
     os.chdir("/")
 
 
-def _mount_kernel_trees(cgroup: _Clone | None, *, read_only: bool) -> None:
-    if _make_directory("/proc", read_only=read_only):
-        syscalls.mount("proc", "/proc", "proc", _QUIET)
+def _mount_sys(cgroup: _Clone | None, *, read_only: bool) -> None:
     if _make_directory("/sys", read_only=read_only):
         syscalls.mount("sysfs", "/sys", "sysfs", _QUIET | syscalls.MS_RDONLY)
         if cgroup is not None and os.path.isdir(cgroup.target):
@@ -212,11 +223,14 @@ def _place_volume(clone: _Clone, volume: Volume) -> None:
         ) from error
 
 
-def _guard_kernel_trees() -> None:
+def _guard(tree: str) -> None:
+    """Takes away what is not for a sandbox below ``tree`` (with its last slash)."""
     for path in _READ_ONLY_PATHS:
-        if os.path.exists(path):
+        if path.startswith(tree) and os.path.exists(path):
             _cover(path, path, read_only=True)
     for path in _HIDDEN_PATHS:
+        if not path.startswith(tree):
+            continue
         if os.path.isdir(path):
             syscalls.mount("tmpfs", path, "tmpfs", _QUIET | syscalls.MS_RDONLY, "size=0")
         elif os.path.exists(path):

@@ -50,16 +50,26 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Settings and image together: what the sandbox's first process will be."""
+class Surroundings:
+    """What a sandbox is made of beside its view, whatever runs in it.
 
-    arguments: list[str]
+    ``read_only`` says that nothing can be created in the view; ``has_terminal`` that stdin is one.
+    """
+
+    hostname: str
+    volumes: Sequence[Volume]
+    read_only: bool
+    has_terminal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Settings and image together: the command, as whom and where it runs."""
+
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     user: str
     workdir: str
-    hostname: str
-    volumes: Sequence[Volume]
-    has_terminal: bool = False
 
 
 class _RunConfig(msgspec.Struct, rename={"user": "User", "workdir": "WorkingDir"}):
@@ -137,6 +147,18 @@ def split_user(text: str) -> tuple[str, str | None]:
     return user, group if colon else None
 
 
+def make_surroundings(
+    settings: Settings, *, host_name: str, read_only: bool, has_terminal: bool = False
+) -> Surroundings:
+    """The sandbox of these settings; ``host_name`` is its name where they give none."""
+    return Surroundings(
+        hostname=settings.hostname or host_name,
+        volumes=sorted(settings.volumes, key=lambda volume: volume.target.count("/")),
+        read_only=read_only,
+        has_terminal=has_terminal,
+    )
+
+
 def make_plan(
     settings: Settings, prepared: Prepared, *, host_name: str, terminal: str | None
 ) -> Plan:
@@ -156,9 +178,6 @@ def make_plan(
         environment=environment,
         user=settings.user or config.user or "0",
         workdir=os.path.join("/", settings.workdir or config.workdir or "/"),
-        hostname=hostname,
-        volumes=sorted(settings.volumes, key=lambda volume: volume.target.count("/")),
-        has_terminal=terminal is not None,
     )
 
 

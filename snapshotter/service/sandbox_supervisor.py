@@ -10,6 +10,7 @@ comes here and is passed on: once, either way.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -19,17 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import SandboxError
 from snapshotter.kernel_view import syscalls
 from snapshotter.service.sandbox_init import (
     REPORT_FAILED,
     REPORT_READY,
     REPORT_STOPPED,
-    STATUS_FAILED,
     Start,
     be_first_process,
 )
-from snapshotter.service.sandbox_spec import Plan
+from snapshotter.service.sandbox_root import enter_root, show_processes
+from snapshotter.service.sandbox_spec import Plan, Surroundings
 
 _FATAL = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _FORWARDED = _FATAL | {
@@ -48,14 +49,6 @@ _SI_KERNEL = 128
 _REPORT_BYTES = 16_384
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: pid as seen from here, uid, gid."""
-
-
-class SandboxError(SnapshotterError):
-    """The command could not be run; ``status`` is the exit status for it (125, 126 or 127)."""
-
-    def __init__(self, message: str, status: int = STATUS_FAILED) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Terminal:
@@ -119,7 +112,7 @@ class Sandbox:
         self._on_ready: Callable[[int], None] = lambda _pid: None
 
     @classmethod
-    def start(cls, plan: Plan, view: int, *, staging: Path, read_only: bool) -> Self:
+    def start(cls, plan: Plan, view: int, surroundings: Surroundings, *, staging: Path) -> Self:
         """Forks the first process; signals are blocked from here to the end of ``supervise``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -127,9 +120,7 @@ class Sandbox:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         begin = Start(
             plan=plan,
-            view=view,
-            staging=staging,
-            read_only=read_only,
+            enter=functools.partial(_enter, view, surroundings, staging),
             report=theirs,
             signal_mask=mask,
             takes_terminal=_is_interactive(),
@@ -237,6 +228,13 @@ class Sandbox:
             self._terminal.take_back()
             sys.stdout.flush()
             os.kill(0, signal.SIGSTOP)  # our shell sees its job stopped, and continues it
+
+
+def _enter(view: int, surroundings: Surroundings, staging: Path) -> None:
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
+    enter_root(view, surroundings, staging=staging)
+    show_processes()
+    os.close(view)
 
 
 def _is_interactive() -> bool:

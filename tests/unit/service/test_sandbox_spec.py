@@ -91,9 +91,9 @@ def test_settings_go_over_the_image_and_the_image_over_defaults() -> None:
         spec.Settings(environment={"B": "2"}), env={"PATH": "/p", "B": "1", "C": "3"}, config=config
     )
     assert found.environment == {"PATH": "/p", "HOSTNAME": "box", "B": "2", "C": "3"}
-    assert (found.user, found.workdir, found.hostname) == ("web", "/srv", "box")
+    assert (found.user, found.workdir) == ("web", "/srv")
     asked = plan(spec.Settings(user="1:2", workdir="/w", hostname="h"), config=config)
-    assert (asked.user, asked.workdir, asked.hostname) == ("1:2", "/w", "h")
+    assert (asked.user, asked.workdir, asked.environment["HOSTNAME"]) == ("1:2", "/w", "h")
 
 
 @pytest.mark.parametrize("config", [None, "{}", '{"config": null}', '{"config": {"User": ""}}'])
@@ -108,9 +108,13 @@ def test_a_bad_image_config_is_corrupt() -> None:
         plan(spec.Settings(), config='{"config": 7}')
 
 
-def test_outer_volumes_are_placed_before_those_within_them() -> None:
+def test_surroundings_place_outer_volumes_before_those_within_them() -> None:
     inner, outer = spec.Volume("/i", "/a/b"), spec.Volume("/o", "/a")
-    assert plan(spec.Settings(volumes=[inner, outer])).volumes == [outer, inner]
+    settings = spec.Settings(volumes=[inner, outer])
+    found = spec.make_surroundings(settings, host_name="box", read_only=True)
+    assert found == spec.Surroundings(hostname="box", volumes=[outer, inner], read_only=True)
+    named = spec.make_surroundings(spec.Settings(hostname="h"), host_name="box", read_only=False)
+    assert named.hostname == "h"
 
 
 def test_where_a_program_may_be() -> None:
