@@ -73,7 +73,9 @@ AuthfileOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
         "--authfile",
-        help="Credentials, as podman and docker write them.",
+        metavar="FILE",
+        help="Credentials as podman and docker keep them. Default: $REGISTRY_AUTH_FILE, "
+        "$DOCKER_CONFIG/config.json, or where podman and docker log in.",
         show_default=False,
     ),
 ]
@@ -147,6 +149,7 @@ def import_(
     import structlog
 
     from cache_server.importing import import_image
+    from snapshotter.authfiles import chosen_authfile
     from snapshotter.cache_v1.protocol import Prepare
     from snapshotter.paths import default_paths
     from snapshotter.platforms import host_architecture, parse_platform
@@ -158,7 +161,7 @@ def import_(
         architecture=parse_platform(platform) if platform else host_architecture(),
         refresh=refresh,
         progress=True,
-        authfile=str(authfile.absolute()) if authfile else None,
+        authfile=chosen_authfile(authfile),
     )
     with _ProgressBar(image) as bar:
         prepared = import_image(

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
 from snapshotter.cli.session import session_of
 from snapshotter.platforms import parse_platform
@@ -34,6 +35,15 @@ PlatformOption = Annotated[
         show_default=False,
     ),
 ]
+AuthfileOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Credentials as podman and docker keep them. Default: $REGISTRY_AUTH_FILE, "
+        "$DOCKER_CONFIG/config.json, or where podman and docker log in.",
+        show_default=False,
+    ),
+]
 
 
 def image_here(image: str) -> str:
@@ -50,6 +60,7 @@ def pull(
     context: typer.Context,
     image: ImageArgument,
     platform: PlatformOption = None,
+    authfile: AuthfileOption = None,
     refresh: Annotated[
         bool,
         typer.Option(
@@ -69,7 +80,10 @@ def pull(
     """
     session = session_of(context)
     request = control.Pull(
-        image=image_here(image), architecture=architecture_of(platform), refresh=refresh
+        image=image_here(image),
+        architecture=architecture_of(platform),
+        refresh=refresh,
+        authfile=chosen_authfile(authfile),
     )
     with session.connect() as client, output.pull_progress(quiet=session.json) as progress:
         record = client.ask(request, control.Image, on_progress=progress).image

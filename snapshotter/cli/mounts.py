@@ -7,8 +7,15 @@ from typing import Annotated, get_args
 
 import typer
 
+from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
-from snapshotter.cli.images import ImageArgument, PlatformOption, architecture_of, image_here
+from snapshotter.cli.images import (
+    AuthfileOption,
+    ImageArgument,
+    PlatformOption,
+    architecture_of,
+    image_here,
+)
 from snapshotter.cli.session import session_of
 from snapshotter.errors import InvalidInputError
 from snapshotter.service import control, placement
@@ -40,6 +47,7 @@ def mount_request(
     image: str,
     *,
     platform: str | None,
+    authfile: str | None,
     view: str,
     upper: str | None,
     read_only: bool,
@@ -56,6 +64,7 @@ def mount_request(
     return control.Mount(
         image=image_here(image),
         architecture=architecture_of(platform),
+        authfile=chosen_authfile(authfile),
         view=chosen,
         upper=None if upper is None else os.path.realpath(upper),
         read_only=read_only,
@@ -71,6 +80,7 @@ def mount(
         str, typer.Argument(metavar="DIR", help="An existing directory.", show_default=False)
     ],
     platform: PlatformOption = None,
+    authfile: AuthfileOption = None,
     view: ViewOption = "auto",
     upper: UpperOption = None,
     read_only: ReadOnlyOption = False,
@@ -87,7 +97,13 @@ def mount(
     """
     session = session_of(context)
     request = mount_request(
-        image, platform=platform, view=view, upper=upper, read_only=read_only, volatile=volatile
+        image,
+        platform=platform,
+        authfile=authfile,
+        view=view,
+        upper=upper,
+        read_only=read_only,
+        volatile=volatile,
     )
     target = placement.check_target(directory)
     with session.connect() as client:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from snapshotter.cli import output
-from snapshotter.cli.images import ImageArgument, PlatformOption
+from snapshotter.cli.images import AuthfileOption, ImageArgument, PlatformOption
 from snapshotter.cli.mounts import ReadOnlyOption, UpperOption, ViewOption, mount_request
 from snapshotter.cli.session import Command, session_of
 
@@ -54,6 +54,7 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Default: the mount's id.")
     ] = None,
     platform: PlatformOption = None,
+    authfile: AuthfileOption = None,
     view: ViewOption = "auto",
     upper: UpperOption = None,
     read_only: ReadOnlyOption = False,
@@ -88,6 +89,7 @@ def run(
     request = mount_request(
         image,
         platform=platform,
+        authfile=authfile,
         view=view,
         upper=upper,
         read_only=read_only,

@@ -25,11 +25,15 @@ class Status(_Request, tag="status"):
 
 
 class Pull(_Request, tag="pull"):
-    """Make an image known here: its record and its metadata image, no content."""
+    """Make an image known here: its record and its metadata image, no content.
+
+    ``authfile`` is the absolute path of credentials; None leaves it to the cache server to look.
+    """
 
     image: str
     architecture: str | None = None
     refresh: bool = True
+    authfile: str | None = None
 
 
 class Mount(_Request, tag="mount"):
@@ -47,6 +51,7 @@ class Mount(_Request, tag="mount"):
     read_only: bool = False
     volatile: bool = False
     owner_pid: int | None = None
+    authfile: str | None = None
 
 
 class Placed(_Request, tag="placed"):

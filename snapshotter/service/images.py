@@ -41,9 +41,14 @@ class Preparer(Protocol):
         *,
         architecture: str,
         refresh: bool = False,
+        authfile: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Prepared:
         """Makes an image ready at the server."""
+
+
+_Key = tuple[str, str, bool, str | None]
+"""What pulls must agree in to be one: image, architecture, refresh and authfile."""
 
 
 class _Pull:
@@ -77,7 +82,8 @@ class ImageCatalog:
         self._preparer = preparer
         self._ensure = ensure
         self._nursery = nursery
-        self._pulls: dict[tuple[str, str, bool], _Pull] = {}
+        self._saving = trio.Lock()
+        self._pulls: dict[_Key, _Pull] = {}
         self._records = {record.number: record for record in records.load_all(directory)}
         self._last_number = max(self._records, default=0)
 
@@ -119,6 +125,7 @@ class ImageCatalog:
         architecture: str | None = None,
         *,
         refresh: bool = True,
+        authfile: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> ImageRecord:
         """Has the image's record and metadata image here; with ``refresh`` asks the registry.
@@ -128,7 +135,7 @@ class ImageCatalog:
         if not refresh and (known := self.find(image, architecture)) is not None:
             await self._ensure(metadata_name(known.prepared))
             return known
-        key = (image, architecture or host_architecture(), refresh)
+        key = (image, architecture or host_architecture(), refresh, authfile)
         pull = self._pulls.get(key)
         if pull is None:
             pull = self._pulls[key] = _Pull()
@@ -145,15 +152,20 @@ class ImageCatalog:
         assert pull.result is not None
         raise type(pull.result)(str(pull.result)) from pull.result
 
-    async def _run(self, key: tuple[str, str, bool], pull: _Pull) -> None:
-        image, architecture, refresh = key
+    async def _run(self, key: _Key, pull: _Pull) -> None:
+        image, architecture, refresh, authfile = key
         pull.result = SnapshotterError(f"pull {image}: the daemon is ending")
         try:
             prepared = await self._preparer.prepare(
-                image, architecture=architecture, refresh=refresh, on_progress=pull.tell
+                image,
+                architecture=architecture,
+                refresh=refresh,
+                authfile=authfile,
+                on_progress=pull.tell,
             )
             await self._ensure(metadata_name(prepared))
-            pull.result = await self._record(image, prepared)
+            async with self._saving:  # two pulls may end with one record
+                pull.result = await self._record(image, prepared)
         except SnapshotterError as error:
             _log.warning("pull failed", image=image, code=error.code, error=str(error))
             pull.result = error

@@ -131,6 +131,7 @@ class Requests:
                         request.image,
                         request.architecture,
                         refresh=request.refresh,
+                        authfile=request.authfile,
                         on_progress=tell,
                     )
                 except SnapshotterError as error:  # raised below: not as a group
@@ -143,7 +144,9 @@ class Requests:
         reason = self._mounting.choose_view(request.view)
         image = self._catalog.find(request.image, request.architecture)
         if image is None:
-            pull = control.Pull(image=request.image, architecture=request.architecture)
+            pull = control.Pull(
+                image=request.image, architecture=request.architecture, authfile=request.authfile
+            )
             image = await self._pull(pull, reply)
         record, descriptor = await self._mounting.mount(request, image)
         self._counters.add("mounts")

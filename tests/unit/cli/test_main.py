@@ -41,12 +41,30 @@ def test_pull_makes_paths_absolute_and_says_what_it_got(
     daemon: FakeDaemon, run: Run, tmp_path: Path
 ) -> None:
     daemon.answers[control.Pull] = control.Image(image=make_image())
-    status, out, err = run("pull", "oci:layout:1", "--platform", "linux/arm/v7", "--no-refresh")
+    options = ("--platform", "linux/arm/v7", "--no-refresh", "--authfile", "auth.json")
+    status, out, err = run("pull", "oci:layout:1", *options)
     assert (status, err) == (0, "")
     assert out == "docker.io/library/demo:1  abababababab  12 files, 3.0 MiB\n"
     assert daemon.requests == [
-        control.Pull(image=f"oci:{tmp_path}/layout:1", architecture="arm/v7", refresh=False)
+        control.Pull(
+            image=f"oci:{tmp_path}/layout:1",
+            architecture="arm/v7",
+            refresh=False,
+            authfile=f"{tmp_path}/auth.json",
+        )
     ]
+
+
+def test_mount_and_run_take_credentials_from_where_the_environment_says(
+    daemon: FakeDaemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answers[control.Mount] = control.Failed(code="busy", message="enough seen")
+    (tmp_path / "at").mkdir()
+    run("mount", "i", "at", "--authfile", "mine.json")
+    monkeypatch.setenv("DOCKER_CONFIG", "/docker")
+    run("run", "i", "true")
+    asked = [request.authfile for request in daemon.requests if isinstance(request, control.Mount)]
+    assert asked == [f"{tmp_path}/mine.json", "/docker/config.json"]
 
 
 def test_json_is_one_document_with_the_config_in_it(daemon: FakeDaemon, run: Run) -> None:

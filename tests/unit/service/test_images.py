@@ -35,6 +35,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.answers: dict[str, Prepared | Exception] = {}
         self.asked: list[str] = []
+        self.authfiles: list[str | None] = []
         self.ensured: list[ContentName] = []
         self.gate = trio.Event()
         self.gate.set()
@@ -45,9 +46,11 @@ class FakeServer:
         *,
         architecture: str,
         refresh: bool = False,
+        authfile: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Prepared:
         self.asked.append(image)
+        self.authfiles.append(authfile)
         if on_progress is not None:
             on_progress(Progress(phase="resolve"))
         await self.gate.wait()
@@ -236,5 +239,24 @@ def test_inspect_finds_by_every_name_and_says_how_to_pull(tmp_path: Path) -> Non
             assert catalog.inspect(name) == record
         with pytest.raises(NotFoundError, match="snapshotter pull b"):
             catalog.inspect("b")
+
+    run(tmp_path, server, use)
+
+
+def test_pulls_with_different_credentials_are_different_pulls(tmp_path: Path) -> None:
+    server = FakeServer()
+    server.answers["a:1"] = prepared("h")
+    server.gate = trio.Event()
+
+    async def use(catalog: ImageCatalog) -> None:
+        async def pull(authfile: str | None) -> None:
+            await catalog.pull("a:1", authfile=authfile)
+
+        async with trio.open_nursery() as nursery:
+            for authfile in ("/one", "/one", "/two", None):
+                nursery.start_soon(pull, authfile)
+            await trio.testing.wait_all_tasks_blocked()
+            server.gate.set()
+        assert sorted(map(str, server.authfiles)) == ["/one", "/two", "None"]
 
     run(tmp_path, server, use)
