@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cache_server.formats.tar_entry import GNU_SPARSE, REGULAR, parse_entry, raw_name
+from cache_server.formats.tar_entry import GNU_SPARSE, parse_entry, raw_name
 from cache_server.formats.tar_fields import (
     Extensions,
     check_checksum,
@@ -196,7 +196,7 @@ def _member(
         entry, size = parse_entry(header, kind, extensions, raw, limits)
         if kind == GNU_SPARSE:
             sparse = read_gnu_map(header, size, source.take)
-        elif extensions.pax and kind in REGULAR and has_pax_map(extensions.pax):
+        elif extensions.pax and has_pax_map(extensions.pax):
             sparse, size = read_pax_map(extensions.pax, size, source.take)
     except (InvalidInputError, CorruptError) as error:
         raise type(error)(f"tar: entry {show(raw)}: {error}") from error

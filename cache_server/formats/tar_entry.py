@@ -26,7 +26,7 @@ _TYPE_BITS = {
 }
 GNU_SPARSE = b"S"
 REGULAR = b"0S\x00"
-_USTAR, _GNU, _STAR = b"ustar\x0000", b"ustar  \0", b"tar\0"
+_USTAR, _GNU, _STAR = b"ustar\0", b"ustar ", b"tar\0"
 _WHITEOUT = b".wh."
 _AUFS = b".wh..wh."
 _OPAQUE = b".wh..wh..opq"
@@ -43,7 +43,7 @@ def raw_name(header: bytes, kind: bytes, extensions: Extensions) -> bytes:
         return pax[b"path"]
     name = text(header[:100])
     # GNU and v7 headers have other things, or nothing, where ustar has the prefix.
-    if header[257:265] == _USTAR and header[345]:
+    if header[257:263] == _USTAR and header[345]:
         end = 476 if header[508:] == _STAR else 500
         return text(header[345:end]) + b"/" + name
     return name
@@ -61,11 +61,7 @@ def parse_entry(
     if kind == b"\0" and raw.endswith(b"/"):
         kind = b"5"
     is_regular = kind in REGULAR
-    size = extensions.number(b"size", header[124:136])
-    if not is_regular:
-        size = 0
-    if not 0 <= size <= MAX_CONTENT_SIZE:
-        raise InvalidInputError(f"size out of range: {size}")
+    size = _stored_size(header, extensions, is_regular=is_regular)
     if b".wh." in path:
         marker = _marker(path, is_regular=is_regular)
         if marker is not None:
@@ -100,9 +96,21 @@ def _checked_path(raw: bytes, limits: IngestLimits) -> bytes:
     return path
 
 
+def _stored_size(header: bytes, extensions: Extensions, *, is_regular: bool) -> int:
+    """The bytes of data behind a header; only regular files have any, whatever it says."""
+    size = extensions.number(b"size", header[124:136])
+    if not is_regular:
+        if extensions.pax and has_pax_map(extensions.pax):
+            raise InvalidInputError("a sparse map is for regular files")
+        return 0
+    if not 0 <= size <= MAX_CONTENT_SIZE:
+        raise InvalidInputError(f"size out of range: {size}")
+    return size
+
+
 def _device(header: bytes) -> tuple[int, int]:
     """Major and minor, which every header but a v7 one has; a bad one is bad in any entry."""
-    if header[257:265] not in (_USTAR, _GNU):
+    if header[257:263] not in (_USTAR, _GNU):
         return 0, 0
     return parse_number(header[329:337], "device major"), parse_number(
         header[337:345], "device minor"

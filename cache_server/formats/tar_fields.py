@@ -6,9 +6,9 @@ import re
 import zlib
 from functools import lru_cache
 
-from cache_server.formats.posix_acl import access_acl_after_chmod, parse_acl
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_component
+from snapshotter.projection.posix_acl import access_acl_after_chmod, parse_acl
 
 _NS = 1_000_000_000
 _INT64 = 1 << 63

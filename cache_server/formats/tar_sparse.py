@@ -61,10 +61,9 @@ def read_pax_map(pax: dict[bytes, bytes], stored_size: int, take: Take) -> tuple
     else:
         text = pax.get(_KEY + b"map", b"")
         numbers, used = [_decimal(part) for part in text.split(b",")] if text else [], 0
-        if pax.get(_KEY + b"numblocks") is not None:
-            count = _decimal(pax[_KEY + b"numblocks"])
-            if len(numbers) != 2 * count:
-                raise InvalidInputError(f"sparse map of {len(numbers)} numbers for {count} regions")
+        count = _decimal(pax.get(_KEY + b"numblocks", b""))
+        if len(numbers) != 2 * count:
+            raise InvalidInputError(f"sparse map of {len(numbers)} numbers for {count} regions")
     if len(numbers) % 2:
         raise InvalidInputError(f"sparse map of {len(numbers)} numbers")
     left = stored_size - used

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from snapshotter.errors import InvalidInputError
+from snapshotter.projection.posix_acl import access_acl_after_chmod
 from snapshotter.projection.tree import EntryKind, Inode, LayerEntry
 
 MAX_LINK_HOPS = 255
@@ -27,6 +28,7 @@ _HARD_LINK = int(EntryKind.HARD_LINK)
 _WHITEOUT = int(EntryKind.WHITEOUT)
 _OPAQUE = int(EntryKind.OPAQUE)
 _CAPABILITY = b"security.capability"
+_ACCESS_ACL = b"system.posix_acl_access"
 _TYPES = frozenset(
     (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO,
      stat.S_IFSOCK)
@@ -350,9 +352,12 @@ def _update_file(inode: Inode, link: LayerEntry) -> None:
     inode.uid = link.uid
     inode.gid = link.gid
     inode.mtime_ns = link.mtime_ns
-    if link.xattrs or _CAPABILITY in inode.xattrs:
+    if link.xattrs or not inode.xattrs.keys().isdisjoint((_CAPABILITY, _ACCESS_ACL)):
         xattrs = {n: value for n, value in inode.xattrs.items() if n != _CAPABILITY}
         xattrs |= {n: value for n, value in link.xattrs.items() if not n.startswith(unfit)}
+        if _ACCESS_ACL in xattrs:
+            acl = access_acl_after_chmod(xattrs.pop(_ACCESS_ACL), inode.mode)
+            xattrs |= {_ACCESS_ACL: acl} if acl is not None else {}
         inode.xattrs = xattrs
 
 

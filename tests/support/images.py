@@ -110,10 +110,17 @@ class Layer:
     """A layer: its tar, the compressed blob, and what descriptors say of both."""
 
     def __init__(
-        self, entries: Sequence[Entry] | bytes, *, compression: Compression = "gzip"
+        self,
+        entries: Sequence[Entry] | bytes,
+        *,
+        compression: Compression = "gzip",
+        blob: bytes | None = None,
     ) -> None:
+        """``blob`` is the tar compressed already, in a way of its own."""
         self.tar = entries if isinstance(entries, bytes) else tar_bytes(entries)
-        if compression == "gzip":
+        if blob is not None:
+            self.blob = blob
+        elif compression == "gzip":
             self.blob = gzip.compress(self.tar, 6, mtime=0)
         elif compression == "zstd":
             self.blob = zstandard.ZstdCompressor(level=3).compress(self.tar)

@@ -213,7 +213,14 @@ EXCEEDED: dict[str, tuple[IngestLimits, bytes]] = {
     "names": (IngestLimits(names_bytes=100), make_tar({"a" * 60: b"", "b" * 60: b""})),
     "bytes of holes": (
         IngestLimits(layer_bytes=1 << 30),
-        pax({b"GNU.sparse.map": b"0,0", b"GNU.sparse.size": b"1073741825"}) + header(b"f"),
+        pax(
+            {
+                b"GNU.sparse.map": b"0,0",
+                b"GNU.sparse.numblocks": b"1",
+                b"GNU.sparse.size": b"1073741825",
+            }
+        )
+        + header(b"f"),
     ),
     "pax header": (IngestLimits(extension_bytes=99), pax({b"comment": b"c" * 99}) + header()),
     "xattrs": (IngestLimits(xattr_bytes=9), pax({b"SCHILY.xattr.user.a": b"1234"}) + header()),
@@ -239,6 +246,7 @@ def test_holes_are_stored_once_and_read_back(library: Library, tmp_path: Path) -
     records = {
         b"GNU.sparse.map": b"%d,3" % (size - 3),
         b"GNU.sparse.size": b"%d" % size,
+        b"GNU.sparse.numblocks": b"1",
     }
     record = ingest(library, pax(records) + member(b"holes", b"end") + bytes(1024))
     (entry,) = library.layer_entries(record.diff_id)

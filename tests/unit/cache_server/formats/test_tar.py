@@ -346,7 +346,7 @@ BAD_ENTRIES = {
     "bad size of a directory": header(kind=b"5", size=b"zzz"),
     "bad atime": pax({b"atime": b"x"}) + header(),
     "no file capabilities": pax({b"SCHILY.xattr.security.capability": b"1"}) + header(),
-    "no ACL": pax({b"SCHILY.xattr.system.posix_acl_access": b"1"}) + header(),
+    "no ACL": pax({b"SCHILY.xattr.system.posix_acl_access": b"\2\0\0\0x"}) + header(),
     "default ACL of a file": pax({b"SCHILY.xattr.system.posix_acl_default": ACL}) + header(),
     "NUL in a pax key": pax({b"SCHILY.xattr.user.a\0b": b"1"}) + header(),
     "no octal digits": header(mode=b"00x0644"),

@@ -99,7 +99,13 @@ def test_a_file_of_holes_alone() -> None:
 
 
 def test_markers_may_be_sparse() -> None:
-    archive = pax({b"GNU.sparse.map": b"0,3", b"GNU.sparse.size": b"9"})
+    archive = pax(
+        {
+            b"GNU.sparse.map": b"0,3",
+            b"GNU.sparse.size": b"9",
+            b"GNU.sparse.numblocks": b"1",
+        }
+    )
     assert read(archive, header(b".wh.a", size=3), padded(b"abc"), header(b"b"), END)[1][1] == b""
 
 
@@ -136,7 +142,8 @@ def version_1(text: bytes, *, size: bytes = b"9", data: bytes = b"abc") -> bytes
 
 
 def pax_map(text: bytes, size: bytes = b"9", **more: bytes) -> bytes:
-    records = {b"GNU.sparse.map": text, b"GNU.sparse.size": size}
+    count = b"%d" % (text.count(b",") // 2 + 1)
+    records = {b"GNU.sparse.map": text, b"GNU.sparse.size": size, b"GNU.sparse.numblocks": count}
     records |= {b"GNU.sparse." + key.encode(): value for key, value in more.items()}
     return pax(records) + header(b"s", size=3) + padded(b"abc")
 
@@ -159,6 +166,8 @@ BAD = {
     "negative size": pax_map(b"0,3", size=b"-9"),
     "huge size": pax_map(b"0,3", size=b"9" * 19),
     "another count": pax_map(b"0,3", numblocks=b"2"),
+    "without count": pax({b"GNU.sparse.map": b"0,0", b"GNU.sparse.size": b"9"}) + header(),
+    "of a directory": pax({b"GNU.sparse.map": b"0,3"}) + header(kind=b"5"),
     "parts out of place": pax({b"GNU.sparse.numbytes": b"1"}) + header(),
     "version 1 without map": version_1(b""),
     "version 1 with a short map": version_1(b"2\n0\n3\n"),

@@ -22,8 +22,13 @@ Entries = list[tuple[int, int, int]]
 
 
 def parse_acl(value: bytes) -> Entries:
-    """The entries of an ACL; InvalidInputError unless it is one that Linux takes."""
-    if len(value) < 4 or (len(value) - 4) % _ENTRY.size or _VERSION.unpack_from(value)[0] != 2:
+    """The entries of an ACL; InvalidInputError unless it is one that Linux takes.
+
+    No bytes, and those of another version, are no entries: unpackers go on without them.
+    """
+    if not value or (len(value) >= _VERSION.size and _VERSION.unpack_from(value)[0] != 2):
+        return []
+    if (len(value) - _VERSION.size) % _ENTRY.size:
         raise InvalidInputError(f"not a POSIX ACL: {value[:40].hex()}")
     entries = list(_ENTRY.iter_unpack(value[4:]))
     tags = [tag for tag, _, _ in entries]
