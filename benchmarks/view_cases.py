@@ -119,7 +119,7 @@ def _cold(world: World, bind: Bind, expected: object) -> Sample:
                 raise AssertionError(f"cold read: {result!r} instead of {expected!r}")
             return watch.seconds
         finally:
-            product.close()
+            product.end()
 
     return sample
 
@@ -131,7 +131,6 @@ def _copied(world: World, source: Path) -> Sample:
         target = world.directory("copy")
         with timed() as watch:
             run_quietly("cp", "-a", source, target)
-        world.discard(target)
         return watch.seconds
 
     return sample

@@ -3,10 +3,11 @@
 from hypothesis import HealthCheck, settings
 
 from tests.support.debian_image import debian
+from tests.support.five_layers import five, five_layers
 from tests.support.product import cache_server, new_product
 from tests.support.registry import registry
 
-__all__ = ["cache_server", "debian", "new_product", "registry"]
+__all__ = ["cache_server", "debian", "five", "five_layers", "new_product", "registry"]
 
 # The same examples everywhere and no limit in wall-clock time: a busy machine changes no verdict.
 # A time limit of pytest's that strikes while an example is drawn shows up as hypothesis'

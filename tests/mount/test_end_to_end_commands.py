@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.debian_image import LocalImage
-from tests.support.five_layers import five_layer_image
 from tests.support.images import push
 from tests.support.mounts import mounts_below
 from tests.support.product import NewProduct, Product, await_true
@@ -17,11 +16,6 @@ from tests.support.registry import Registry
 
 pytestmark = [pytest.mark.mount, pytest.mark.real]
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> LocalImage:
-    return five_layer_image(tmp_path_factory.mktemp("five"))[0]
 
 
 def test_pull_mount_list_unmount_stop(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.counting_proxy import CountingProxy
 from tests.support.debian_image import LocalImage
-from tests.support.five_layers import LARGE_BYTES, MIDDLE_BYTES, five_layer_image, noise
+from tests.support.five_layers import LARGE_BYTES, MIDDLE_BYTES, noise
 from tests.support.mounts import mounts_below
 from tests.support.product import CacheServer, NewProduct, Product, await_true
 
@@ -27,11 +27,6 @@ CONTENT = {
     "keep/middle": noise(MIDDLE_BYTES, 3),
     "keep/large": noise(LARGE_BYTES, 4),
 }
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> LocalImage:
-    return five_layer_image(tmp_path_factory.mktemp("five"))[0]
 
 
 @pytest.fixture

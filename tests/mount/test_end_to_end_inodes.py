@@ -8,15 +8,10 @@ import pytest
 
 from snapshotter.kernel_view import syscalls
 from tests.support.debian_image import LocalImage
-from tests.support.five_layers import MIDDLE_BYTES, five_layer_image, noise
+from tests.support.five_layers import MIDDLE_BYTES, noise
 from tests.support.product import CacheServer, NewProduct, Product
 
 pytestmark = [pytest.mark.mount, pytest.mark.real]
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> LocalImage:
-    return five_layer_image(tmp_path_factory.mktemp("five"))[0]
 
 
 @pytest.fixture

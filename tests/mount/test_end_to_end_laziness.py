@@ -12,17 +12,12 @@ import pytest
 
 from tests.support.counting_proxy import CountingProxy
 from tests.support.debian_image import LocalImage
-from tests.support.five_layers import LARGE_BYTES, five_layer_image, noise
+from tests.support.five_layers import LARGE_BYTES, noise
 from tests.support.product import CacheServer, NewProduct
 
 pytestmark = [pytest.mark.mount, pytest.mark.real]
 MIB = 1 << 20
 READERS = 64
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> LocalImage:
-    return five_layer_image(tmp_path_factory.mktemp("five"))[0]
 
 
 @pytest.fixture

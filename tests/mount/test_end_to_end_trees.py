@@ -10,7 +10,6 @@ import pytest
 from tests.support.compare_trees import Node, compare_scans, scan_tree
 from tests.support.counting_proxy import CountingProxy
 from tests.support.debian_image import LocalImage, unpack_with_umoci
-from tests.support.five_layers import five_layer_image
 from tests.support.images import push
 from tests.support.product import CacheServer, NewProduct
 from tests.support.registry import Registry
@@ -33,9 +32,10 @@ def debian_scan(debian: LocalImage, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalImage, Scan]:
-    image, gzipped = five_layer_image(tmp_path_factory.mktemp("five"))
-    return image, without_trusted(unpacked(gzipped, tmp_path_factory.mktemp("five-unpacked")))
+def five_scan(
+    five_layers: tuple[LocalImage, LocalImage], tmp_path_factory: pytest.TempPathFactory
+) -> Scan:
+    return without_trusted(unpacked(five_layers[1], tmp_path_factory.mktemp("five-unpacked")))
 
 
 def without_trusted(scan: Scan) -> Scan:
@@ -76,25 +76,24 @@ def test_debian_equals_its_unpacking_and_a_second_mount_asks_for_nothing(
 
 @pytest.mark.parametrize("large_file_bytes", [8 * MIB, 1 * MIB])
 def test_five_layers_from_a_registry_equal_their_unpacking(
-    five: tuple[LocalImage, Scan],
+    five: LocalImage,
+    five_scan: Scan,
     registry: Registry,
     cache_server: CacheServer,
     new_product: NewProduct,
     large_file_bytes: int,
 ) -> None:
-    image, expected = five
-    push(image.layout, image.tag, registry.address, "end-to-end/five")
+    push(five.layout, five.tag, registry.address, "end-to-end/five")
     product = new_product({"large_file_bytes": large_file_bytes}, server=cache_server.socket)
     view = product.mount(f"docker://{registry.address}/end-to-end/five:five", "view")
-    assert compare_scans(expected, scan_tree(view)) == []
+    assert compare_scans(five_scan, scan_tree(view)) == []
 
 
 def test_read_only_mount_of_five_layers_equals_their_unpacking(
-    five: tuple[LocalImage, Scan], cache_server: CacheServer, new_product: NewProduct
+    five: LocalImage, five_scan: Scan, cache_server: CacheServer, new_product: NewProduct
 ) -> None:
-    image, expected = five
     product = new_product(server=cache_server.socket)
-    view = product.mount(image.reference, "view", "--read-only")
-    assert compare_scans(expected, scan_tree(view)) == []
+    view = product.mount(five.reference, "view", "--read-only")
+    assert compare_scans(five_scan, scan_tree(view)) == []
     with pytest.raises(OSError, match="Read-only"):
         (view / "new").touch()

@@ -4,6 +4,8 @@ import random
 import struct
 from pathlib import Path
 
+import pytest
+
 from tests.support.debian_image import LocalImage
 from tests.support.images import (
     Compression,
@@ -48,6 +50,18 @@ def five_layer_image(directory_path: Path) -> tuple[LocalImage, LocalImage]:
     gzipped = Image([Layer(tar) for tar in tars])
     write_layout(directory_path, {"five": mixed, "five-gzip": gzipped})
     return LocalImage(directory_path, "five"), LocalImage(directory_path, "five-gzip")
+
+
+@pytest.fixture(scope="session")
+def five_layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalImage, LocalImage]:
+    """The image in its mixed compressions and all as gzip, shared by the session."""
+    return five_layer_image(tmp_path_factory.mktemp("five"))
+
+
+@pytest.fixture(scope="session")
+def five(five_layers: tuple[LocalImage, LocalImage]) -> LocalImage:
+    """The image in its mixed compressions."""
+    return five_layers[0]
 
 
 def noise(size: int, seed: int) -> bytes:

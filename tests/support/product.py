@@ -52,14 +52,20 @@ class _Owned:
                     found.append(pid)
         return found
 
-    def close(self) -> None:
-        """Ends every process, every mount, and the directory."""
+    def end(self) -> None:
+        """Ends every process and every mount; files stay."""
         self._kill_all()
         detach_all(self.base, before=self._kill_all)
-        left = self.processes()
-        shutil.rmtree(self.base, ignore_errors=True)
-        if left or mounts_below(self.base):
+        if (left := self.processes()) or mounts_below(self.base):
             raise RuntimeError(f"left behind: processes {left}, {mounts_below(self.base)}")
+
+    def close(self) -> None:
+        """Ends everything and removes the directory; closing again does nothing."""
+        if self.base.exists():
+            try:
+                self.end()
+            finally:
+                shutil.rmtree(self.base, ignore_errors=True)
 
     def _kill_all(self) -> None:
         give_up_at = time.monotonic() + _DEADLINE_S
@@ -101,10 +107,10 @@ class CacheServer(_Owned):
             self._process.wait()
             self._process = None
 
-    def close(self) -> None:
-        """Ends it and removes what it stored."""
+    def end(self) -> None:
+        """Ends it."""
         self.kill()
-        super().close()
+        super().end()
 
     def log(self) -> str:
         """What it logged."""
@@ -230,20 +236,15 @@ class Product(_Owned):
         names = sorted(path.stem for path in self.run.glob("*.log"))
         return "\n".join(f"--- {name}.log\n{self.log(name)[-3000:]}" for name in names)
 
-    def close(self) -> None:
-        """Unmounts, stops and removes everything; by force what does not go by itself.
-
-        Closing again does nothing.
-        """
-        if not self.base.exists():
-            return
+    def end(self) -> None:
+        """Unmounts and stops everything; by force what does not go by itself."""
         for mount in reversed(mounts_below(self.base)):
             if mount.fs_type == "overlay":
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.cli("umount", "--lazy", mount.target)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.cli("daemon", "stop")
-        super().close()
+        super().end()
 
 
 def await_true(
