@@ -1,4 +1,4 @@
-"""pull, images, inspect."""
+"""pull, images, images rm, inspect."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import typer
 
 from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
-from snapshotter.cli.session import session_of
+from snapshotter.cli.session import Command, Group, session_of
 from snapshotter.platforms import parse_platform
 from snapshotter.references import absolute_image
 from snapshotter.service import control
 from snapshotter.store.images import ImageRecord
 
+images_group = typer.Typer(
+    cls=Group, invoke_without_command=True, rich_markup_mode=None, add_completion=False
+)
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
 ImageArgument = Annotated[
     str,
     typer.Argument(
@@ -90,13 +94,17 @@ def pull(
     session.write(_document(record), lambda: print(_summary(record)))
 
 
+@images_group.callback()
 def images(context: typer.Context) -> None:
     """List the images that were pulled.
 
     \b
     snapshotter images
     snapshotter images --json
+    snapshotter images rm debian:12
     """
+    if context.invoked_subcommand is not None:
+        return
     session = session_of(context)
     with session.connect() as client:
         records = client.ask(control.ListImages(), control.Images).images
@@ -115,6 +123,39 @@ def images(context: typer.Context) -> None:
     columns = ("NUMBER", "IMAGE", "DIGEST", "ARCH", "FILES", "SIZE", "PULLED")
     session.write(
         [_document(record) for record in records], lambda: output.print_table(columns, rows)
+    )
+
+
+@images_group.command(name="rm", cls=Command)
+def remove(
+    context: typer.Context,
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="A name, number, digest or handle.")
+    ],
+    dry_run: DryRunOption = False,
+) -> None:
+    """Forget a pulled image, or one of its names; exit status 6 while it is mounted.
+
+    Content that it has fetched stays until `snapshotter cache purge`.
+
+    \b
+    snapshotter images rm debian:12
+    """
+    session = session_of(context)
+    request = control.RemoveImage(image=image_here(image), dry_run=dry_run)
+    with session.connect() as client:
+        removed = client.ask(request, control.Removed)
+    said = "would be removed" if dry_run else "removed"
+    names = ", ".join(removed.names) or image
+    what = f"image {removed.image.number}" if removed.whole else "name"
+    session.write(
+        {
+            "number": removed.image.number,
+            "names": removed.names,
+            "whole": removed.whole,
+            "dry_run": dry_run,
+        },
+        lambda: print(f"{what} {said}: {names}"),
     )
 
 

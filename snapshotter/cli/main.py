@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from snapshotter import __version__
-from snapshotter.cli import host, images, mounts
+from snapshotter.cli import cache, host, images, mounts
 from snapshotter.cli import run as run_module
 from snapshotter.cli.session import Command, Session
 from snapshotter.errors import InvalidInputError, SnapshotterError
@@ -41,9 +41,10 @@ app.command(cls=Command)(mounts.mount)
 app.command(cls=Command)(mounts.umount)
 app.command(cls=run_module.RunCommand)(run_module.run)
 app.command(cls=Command)(mounts.ps)
-app.command(cls=Command)(images.images)
+app.add_typer(images.images_group, name="images")
 app.command(cls=Command)(images.inspect)
 app.command(cls=Command)(host.doctor)
+app.add_typer(cache.cache, name="cache", help="See, verify and free what is stored here.")
 app.add_typer(host.daemon, name="daemon", help="Start, stop and see the daemon.")
 
 

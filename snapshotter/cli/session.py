@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from snapshotter.cli.arguments import split
 from snapshotter.paths import Paths, default_paths
@@ -88,4 +88,14 @@ class Command(TyperCommand):
         session = session_of(ctx)
         session.failure_status = self.failure_status
         session.take(parts.of_program)
+        return super().parse_args(ctx, list(parts.of_command))
+
+
+class Group(TyperGroup):
+    """A group that is a command, too, when no other follows; it takes the program's options."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parses what is left once the program's options were taken."""
+        parts = split(args, value_options=())
+        session_of(ctx).take(parts.of_program)
         return super().parse_args(ctx, list(parts.of_command))

@@ -82,6 +82,32 @@ class Inspect(_Request, tag="inspect"):
     image: str
 
 
+class RemoveImage(_Request, tag="remove_image"):
+    """Forget a pulled image, or one name of an image that has several; its content stays.
+
+    ``busy`` while it is mounted. ``dry_run`` only says what would be removed.
+    """
+
+    image: str
+    dry_run: bool = False
+
+
+class Evict(_Request, tag="evict"):
+    """Remove contents (object names, 4096 at most) from the store; see ``store_control``."""
+
+    names: list[str]
+
+
+class Discard(_Request, tag="discard"):
+    """Check contents (object names) and remove those that are corrupt; see ``store_control``."""
+
+    names: list[str]
+
+
+class Refresh(_Request, tag="refresh"):
+    """Let idle files of all views resolve anew: what was evicted is free after that."""
+
+
 class Facts(_Request, tag="facts"):
     """What this host can do, as the daemon found by probing."""
 
@@ -91,7 +117,20 @@ class Stop(_Request, tag="stop"):
 
 
 Request = (
-    Status | Pull | Mount | Placed | Unmounted | ListMounts | ListImages | Inspect | Facts | Stop
+    Status
+    | Pull
+    | Mount
+    | Placed
+    | Unmounted
+    | ListMounts
+    | ListImages
+    | Inspect
+    | RemoveImage
+    | Evict
+    | Discard
+    | Refresh
+    | Facts
+    | Stop
 )
 
 
@@ -166,6 +205,31 @@ class Image(_Response, tag="image"):
     image: ImageRecord
 
 
+class Removed(_Response, tag="removed"):
+    """The answer to remove_image: the image as it was, and the names that are gone with it.
+
+    ``whole`` is false when only a name went.
+    """
+
+    image: ImageRecord
+    names: list[str]
+    whole: bool
+
+
+class Evicted(_Response, tag="evicted"):
+    """The answer to evict: contents removed, bytes of disk they had, contents kept."""
+
+    removed: int
+    freed_bytes: int
+    kept: int
+
+
+class Discarded(_Response, tag="discarded"):
+    """The answer to discard: the contents that were corrupt and are gone."""
+
+    names: list[str]
+
+
 class Fact(msgspec.Struct, kw_only=True):
     """One thing that this host can or cannot do, and what to do about it."""
 
@@ -193,4 +257,17 @@ class Failed(_Response, tag="failed"):
     message: str
 
 
-Response = Progress | Running | Mounted | Mounts | Images | Image | HostFacts | Done | Failed
+Response = (
+    Progress
+    | Running
+    | Mounted
+    | Mounts
+    | Images
+    | Image
+    | Removed
+    | Evicted
+    | Discarded
+    | HostFacts
+    | Done
+    | Failed
+)

@@ -85,7 +85,7 @@ class ImageCatalog:
         self._saving = trio.Lock()
         self._pulls: dict[_Key, _Pull] = {}
         self._records = {record.number: record for record in records.load_all(directory)}
-        self._last_number = max(self._records, default=0)
+        self._last_number = records.last_number(directory)
 
     def all(self) -> list[ImageRecord]:
         """Every record, oldest number first."""
@@ -151,6 +151,22 @@ class ImageCatalog:
             return pull.result
         assert pull.result is not None
         raise type(pull.result)(str(pull.result)) from pull.result
+
+    async def remove(self, record: ImageRecord, name: str) -> bool:
+        """Removes the name from an image that has others too, else the image; whether the latter.
+
+        ``name`` is what it was asked for by. Content stays: see the store.
+        """
+        if name in record.references and len(record.references) > 1:
+            changed = self._without(record, name)
+            self._records[record.number] = changed
+            async with self._saving:
+                await trio.to_thread.run_sync(records.save, self._directory, changed)
+            return False
+        del self._records[record.number]
+        async with self._saving:
+            await trio.to_thread.run_sync(records.remove, self._directory, record.number)
+        return True
 
     async def _run(self, key: _Key, pull: _Pull) -> None:
         image, architecture, refresh, authfile = key

@@ -23,6 +23,7 @@ from snapshotter.errors import (
     UnsupportedError,
 )
 from snapshotter.kernel_view.probe import Abilities
+from snapshotter.names import ContentName
 from snapshotter.paths import Paths
 from snapshotter.service import uppers, views
 from snapshotter.service.backing import Backing
@@ -245,6 +246,10 @@ class Mounting:
             with self._table.claim_upper(upper):
                 await self._clear_up(stored, gone)
 
+    async def release(self, metadata: ContentName) -> None:
+        """Lets go of a metadata image that no record needs any more."""
+        await trio.to_thread.run_sync(self._metadata.release, metadata)
+
     async def list(self) -> list[MountRecord]:
         """The mounts that stand, each with what is wrong with it."""
         await self.sweep()
@@ -271,7 +276,7 @@ class Mounting:
                 await stale.wait()
                 await trio.sleep(_DEBOUNCE_S)
                 stale.clear()
-                await self._refresh()
+                await self.refresh()
 
     async def _listen(self, stale: _Flag) -> None:
         while True:
@@ -285,7 +290,8 @@ class Mounting:
                 _log.warning("not listening to the store", error=str(error))
             await trio.sleep(_RESUBSCRIBE_S)
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Lets idle files of all views resolve anew; what takes more than 60 s goes on behind."""
         mounts = [stored.mount for stored in self._table.all()]
         with trio.move_on_after(_REFRESH_DEADLINE_S) as scope:
             await trio.to_thread.run_sync(views.refresh, mounts, abandon_on_cancel=True)

@@ -17,7 +17,8 @@ from snapshotter.paths import Paths
 from snapshotter.service import control
 from snapshotter.service.backing import Backing
 from snapshotter.service.control_server import Reply
-from snapshotter.service.images import ImageCatalog
+from snapshotter.service.housekeeping import Housekeeping
+from snapshotter.service.images import ImageCatalog, metadata_name
 from snapshotter.service.mounting import NOT_BUILT, Mounting
 from snapshotter.store.images import ImageRecord
 from snapshotter.telemetry import Counters
@@ -46,6 +47,7 @@ class Requests:
         self._backing = backing
         self._counters = counters
         self._stop = stop
+        self._housekeeping = Housekeeping(catalog, mounting, backing)
 
     async def handle(self, request: control.Request, reply: Reply) -> None:
         """Answers one request; raises SnapshotterError for one that fails."""
@@ -61,6 +63,8 @@ class Requests:
             case control.Unmounted():
                 await self._mounting.drop(request.id)
                 await reply.send(control.Done())
+            case control.RemoveImage() | control.Evict() | control.Discard() | control.Refresh():
+                await reply.send(await self._housekeeping.do(request))
             case control.Stop():
                 self._stop(reply)
                 await trio.sleep_forever()  # the answer comes when everything has ended
@@ -148,6 +152,8 @@ class Requests:
                 image=request.image, architecture=request.architecture, authfile=request.authfile
             )
             image = await self._pull(pull, reply)
+        elif not (self._paths.objects / metadata_name(image.prepared).path).exists():
+            image = await self._catalog.pull(request.image, request.architecture, refresh=False)
         record, descriptor = await self._mounting.mount(request, image)
         self._counters.add("mounts")
         answer = control.Mounted(mount=record, image=image, reason=reason)

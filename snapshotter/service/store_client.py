@@ -37,6 +37,20 @@ class StoreClient:
             raise UnavailableError(f"store at {self._path}: unexpected answer to status")
         return response
 
+    async def evict(self, names: list[str]) -> store_control.Evicted:
+        """Has contents removed (object names, 4096 at most)."""
+        response = await self._ask(store_control.Evict(names=names))
+        if not isinstance(response, store_control.Evicted):
+            raise UnavailableError(f"store at {self._path}: unexpected answer to evict")
+        return response
+
+    async def discard(self, names: list[str]) -> list[str]:
+        """Has contents checked, and those that are corrupt removed; these."""
+        response = await self._ask(store_control.Discard(names=names))
+        if not isinstance(response, store_control.Discarded):
+            raise UnavailableError(f"store at {self._path}: unexpected answer to discard")
+        return response.names
+
     async def stop(self) -> None:
         """Ends the store in good order."""
         await self._ask(store_control.Stop())

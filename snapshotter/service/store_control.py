@@ -34,6 +34,21 @@ class Settle(_Request, tag="settle"):
     """Make every arrival durable now and drop its undo entry; answered by ``done``."""
 
 
+class Evict(_Request, tag="evict"):
+    """Remove contents (object names, 4096 at most) that are worth less than their space.
+
+    Answered by ``evicted``. Kept are metadata images of recorded images and what just arrived.
+    """
+
+    names: list[str]
+
+
+class Discard(_Request, tag="discard"):
+    """Check contents (object names), remove those that are corrupt; answered by ``discarded``."""
+
+    names: list[str]
+
+
 class Subscribe(_Request, tag="subscribe"):
     """From now on this connection carries events; it takes no further request."""
 
@@ -42,7 +57,7 @@ class Stop(_Request, tag="stop"):
     """End the store in good order; the gate then waits for a successor."""
 
 
-Request = Status | Ensure | Settle | Subscribe | Stop
+Request = Status | Ensure | Settle | Evict | Discard | Subscribe | Stop
 
 
 class _Response(msgspec.Struct, tag_field="status", kw_only=True):
@@ -60,6 +75,20 @@ class Done(_Response, tag="done"):
     """It is done."""
 
 
+class Evicted(_Response, tag="evicted"):
+    """The answer to evict: contents removed, bytes of disk they had, contents kept."""
+
+    removed: int
+    freed_bytes: int
+    kept: int
+
+
+class Discarded(_Response, tag="discarded"):
+    """The answer to discard: the contents that were corrupt and are gone."""
+
+    names: list[str]
+
+
 class Failed(_Response, tag="failed"):
     """It failed; ``code`` is an error code of ``snapshotter.errors``."""
 
@@ -70,10 +99,11 @@ class Failed(_Response, tag="failed"):
 class Resolvable(_Response, tag="resolvable"):
     """An event: content that views may hold as a file of the gate is now a complete object.
 
-    Remounting a view lets its idle files resolve to the object (kernel speed from then on).
+    Remounting a view lets its idle files resolve to the object (kernel speed from then on). The
+    same follows an eviction for want of space: until a remount views hold on to what was evicted.
     """
 
     names: list[str]
 
 
-Response = Running | Done | Failed | Resolvable
+Response = Running | Done | Evicted | Discarded | Failed | Resolvable

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from snapshotter.framing import FrameDecoder, encode_frame
 from snapshotter.kernel_view.gate import ContentStore
 from snapshotter.names import ContentName
 from snapshotter.service import store_control as messages
+from snapshotter.store.removal import Evicted
 from snapshotter.telemetry import Counters
 
 _DEBOUNCE_S = 0.25
@@ -41,6 +42,12 @@ class ServedStore(ContentStore, Protocol):
 
     async def settle(self) -> None:
         """Makes every arrival durable."""
+
+    async def evict(self, names: Sequence[ContentName]) -> Evicted:
+        """Removes contents that are worth less than their space."""
+
+    async def discard(self, names: Iterable[ContentName]) -> list[ContentName]:
+        """Removes, and returns, contents that prove to be corrupt."""
 
 
 class ResolvableEvents:
@@ -162,6 +169,12 @@ class StoreServer:
                 await self._ensure(request)
             elif isinstance(request, messages.Settle):
                 await self._store.settle()
+            elif isinstance(request, messages.Evict):
+                return await self._evict(request)
+            elif isinstance(request, messages.Discard):
+                names = [ContentName.parse_path(name) for name in request.names]
+                gone = await self._store.discard(names)
+                return messages.Discarded(names=[str(name) for name in gone])
             return messages.Done()
         except SnapshotterError as error:
             return _failed(error)
@@ -178,6 +191,12 @@ class StoreServer:
                 f"store: ensure {name}: {request.length} bytes at {request.offset} are not in it"
             )
         await self._store.ensure(name, request.offset, request.length, image=request.image)
+
+    async def _evict(self, request: messages.Evict) -> messages.Evicted:
+        evicted = await self._store.evict([ContentName.parse_path(name) for name in request.names])
+        return messages.Evicted(
+            removed=evicted.removed, freed_bytes=evicted.freed_bytes, kept=evicted.kept
+        )
 
     async def _send_events(self, stream: trio.SocketStream) -> None:
         with self._events.subscribe() as events:

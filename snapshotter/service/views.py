@@ -39,7 +39,7 @@ class MetadataMounts:
         self._abilities = abilities
         self._lock = threading.Lock()
         self._mounts: dict[ContentName, str] = {}
-        self._descriptors: list[int] = []
+        self._descriptors: dict[ContentName, int] = {}
 
     def mount(self, name: ContentName) -> str:
         """A path to the mounted metadata image; its object must be here.
@@ -52,10 +52,20 @@ class MetadataMounts:
                 path = self._mounts[name] = self._mount(name)
             return path
 
+    def release(self, name: ContentName) -> None:
+        """Ends the mount of a metadata image, if there is one; views that use it stay."""
+        with self._lock:
+            path = self._mounts.pop(name, None)
+            descriptor = self._descriptors.pop(name, None)
+            if descriptor is not None:
+                os.close(descriptor)
+            elif path is not None:
+                syscalls.umount(path, syscalls.MNT_DETACH)
+
     def close(self) -> None:
         """Ends the mounts; views that use them stay."""
         with self._lock:
-            for descriptor in self._descriptors:
+            for descriptor in self._descriptors.values():
                 os.close(descriptor)
             self._descriptors.clear()
             self._mounts.clear()
@@ -74,7 +84,7 @@ class MetadataMounts:
         except OSError as error:
             raise SnapshotterError(f"mount metadata image {name}: {error.strerror}") from error
         if self._abilities.detached_layers:
-            self._descriptors.append(descriptor)
+            self._descriptors[name] = descriptor
             return f"/proc/self/fd/{descriptor}"
         place = self._places / name.content_id.hex()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

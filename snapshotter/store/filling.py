@@ -53,6 +53,16 @@ class Filling:
         with disk_errors(f"remove partial file {name}"):
             self._partials.forget(name)
 
+    def forget_idle(self, name: ContentName) -> bool:
+        """Removes the partial file unless something is being fetched into it; whether it did."""
+        file = self._files.get(name)
+        missing = [] if file is None else file.missing(0, name.size)
+        keys = (name, ("partial", name), *((name, index) for index in missing))
+        if any(self._flights.get(key) is not None for key in keys):
+            return False
+        self.forget(name)
+        return True
+
     async def prepare(self, name: ContentName) -> PartialFile:
         """The partial file, as an earlier process left it or new, its chunk table verified."""
         if not name.is_chunked:

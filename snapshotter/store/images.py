@@ -14,6 +14,8 @@ import msgspec
 from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.errors import CorruptError
 
+_LAST_NUMBER = "last-number"
+
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A pulled image. ``references`` are the names it was asked for by, newest last."""
@@ -31,18 +33,51 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def save(directory: Path, record: ImageRecord) -> None:
     """Writes a record durably, replacing an older one of the same number at once."""
-    target = directory / f"{record.number}.json"
-    temporary = directory / f".{record.number}.json.new"
+    raw = msgspec.json.format(msgspec.json.encode(record))
+    _write(directory, f"{record.number}.json", raw)
+
+
+def remove(directory: Path, number: int) -> None:
+    """Removes the record of that number durably. The number is never given again."""
+    if number >= last_number(directory):
+        _write(directory, _LAST_NUMBER, b"%d\n" % number)
+    (directory / f"{number}.json").unlink(missing_ok=True)
+    _sync(directory)
+
+
+def last_number(directory: Path) -> int:
+    """The highest number that a record has or, as far as removals tell, had; 0 if none."""
+    numbers = _numbers(directory)
+    try:
+        numbers.append(int((directory / _LAST_NUMBER).read_text()))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        path = directory / _LAST_NUMBER
+        raise CorruptError(f"{path}: {error}; write the highest number ever seen there") from error
+    return max(numbers, default=0)
+
+
+def _write(directory: Path, name: str, raw: bytes) -> None:
+    temporary = directory / f".{name}.new"
     with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(record)))
+        file.write(raw)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(target)
+    temporary.replace(directory / name)
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _numbers(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob("[0-9]*.json") if path.stem.isdigit())
 
 
 def load(directory: Path, number: int) -> ImageRecord | None:
@@ -60,11 +95,8 @@ def load(directory: Path, number: int) -> ImageRecord | None:
 
 def load_all(directory: Path) -> list[ImageRecord]:
     """Every record that can be read, oldest number first; one that cannot is logged and left."""
-    numbers = sorted(
-        int(path.stem) for path in directory.glob("[0-9]*.json") if path.stem.isdigit()
-    )
     records = []
-    for number in numbers:
+    for number in _numbers(directory):
         try:
             record = load(directory, number)
         except CorruptError as error:

@@ -90,6 +90,19 @@ class Objects:
             path, os.F_OK, dir_fd=self.arrivals_fd
         )
 
+    def is_arriving(self, name: ContentName) -> bool:
+        """Whether it is not yet known to be on disk."""
+        return os.access(name.path, os.F_OK, dir_fd=self.arrivals_fd)
+
+    def evict(self, name: ContentName) -> None:
+        """Removes a settled object. One that arrives anew meanwhile stays, in ARRIVALS at least."""
+        _unlink_if_there(name.path, self.objects_fd)
+
+    def remove(self, name: ContentName) -> None:
+        """Removes an object that must not be used, settled or not."""
+        _unlink_if_there(name.path, self.objects_fd)
+        _unlink_if_there(name.path, self.arrivals_fd)
+
     def open(self, name: ContentName) -> int:
         """A descriptor for reading the object; FileNotFoundError if it is in neither directory."""
         path = name.path
@@ -129,10 +142,7 @@ class Objects:
 
     def discard(self, temporary: str) -> None:
         """Removes a temporary file, if it is still there."""
-        try:
-            os.unlink(temporary, dir_fd=self._temporary_fd)
-        except FileNotFoundError:
-            pass
+        _unlink_if_there(temporary, self._temporary_fd)
 
     def link(self, name: ContentName, source: str, source_fd: int) -> None:
         """Gives a complete file elsewhere on this file system the object's name, uncopied."""
@@ -162,3 +172,10 @@ class Objects:
                     raise
             else:
                 return
+
+
+def _unlink_if_there(path: str, directory_fd: int) -> None:
+    try:
+        os.unlink(path, dir_fd=directory_fd)
+    except FileNotFoundError:
+        pass

@@ -26,8 +26,8 @@ from snapshotter.store.objects import (
     write_whole,
 )
 
-_TABLE = ".table"
-_MAP = ".map"
+TABLE = ".table"
+MAP = ".map"
 _FILLING_MODE = 0o600
 
 
@@ -100,8 +100,8 @@ class Partials:
     def load(self, name: ContentName) -> PartialFile | None:
         """The partial file as an earlier process left it, or None if there is no usable one."""
         try:
-            table = self._read(name.path + _TABLE)
-            present = self._read(name.path + _MAP)
+            table = self._read(name.path + TABLE)
+            present = self._read(name.path + MAP)
             size = os.stat(name.path, dir_fd=self._directory_fd).st_size
             digests = chunk_table.decode(table, name)
         except (FileNotFoundError, CorruptError):
@@ -124,11 +124,11 @@ class Partials:
             pass
         try:
             self._make(name.path, size=name.size)
-            self._make(name.path + _MAP, size=name.chunk_count)
-            self._make(name.path + _TABLE + ".new", content=table)
+            self._make(name.path + MAP, size=name.chunk_count)
+            self._make(name.path + TABLE + ".new", content=table)
             os.rename(
-                name.path + _TABLE + ".new",
-                name.path + _TABLE,
+                name.path + TABLE + ".new",
+                name.path + TABLE,
                 src_dir_fd=self._directory_fd,
                 dst_dir_fd=self._directory_fd,
             )
@@ -139,7 +139,7 @@ class Partials:
 
     def forget(self, name: ContentName) -> None:
         """Removes the partial file, its table and its map; the object, if any, stays."""
-        for suffix in (_TABLE, _TABLE + ".new", _MAP, ""):
+        for suffix in (TABLE, TABLE + ".new", MAP, ""):
             try:
                 os.unlink(name.path + suffix, dir_fd=self._directory_fd)
             except FileNotFoundError:
@@ -154,7 +154,7 @@ class Partials:
     def map(self, name: ContentName) -> OpenFile:
         """The open map."""
         return self._descriptors.get(
-            ("map", name), lambda: os.open(name.path + _MAP, os.O_RDWR, dir_fd=self._directory_fd)
+            ("map", name), lambda: os.open(name.path + MAP, os.O_RDWR, dir_fd=self._directory_fd)
         )
 
     def link(self, name: ContentName, objects: Objects) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +31,7 @@ from snapshotter.store.filling import Filling
 from snapshotter.store.flight import Flight, Flights
 from snapshotter.store.objects import Objects, disk_errors
 from snapshotter.store.partial import Partials
+from snapshotter.store.removal import Evicted, Removal
 from snapshotter.telemetry import Counters
 
 _SHORTEST_SETTLE_S = 0.1
@@ -78,6 +79,14 @@ class Store:
             fetcher=self._fetcher,
             flights=self._flights,
             on_complete=self._tell_complete,
+            counters=counters,
+        )
+        self._removal = Removal(
+            paths,
+            config,
+            objects=self._objects,
+            filling=self._filling,
+            descriptors=self._descriptors,
             counters=counters,
         )
 
@@ -178,6 +187,19 @@ class Store:
         """Returns when everything published before the call is on disk and needs no undoing."""
         with disk_errors("sync the objects"):
             await trio.to_thread.run_sync(self._arrivals.settle_all, self._objects)
+
+    async def evict(self, names: Sequence[ContentName]) -> Evicted:
+        """Removes contents that are worth less than their space. What views have open goes on.
+
+        Kept are metadata images of recorded images, and what arrived in the last seconds.
+        SnapshotterError for a failing disk.
+        """
+        await self.settle()
+        return await self._removal.evict(names)
+
+    async def discard(self, names: Iterable[ContentName]) -> list[ContentName]:
+        """Removes, and returns, those contents that prove to be corrupt; SnapshotterError."""
+        return await self._removal.discard(names)
 
     def forget(self, name: ContentName) -> None:
         """Drops the partial file of ``name``; its object, if there is one, stays."""

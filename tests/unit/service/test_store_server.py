@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from snapshotter.names import ContentName
 from snapshotter.service import store_control as messages
 from snapshotter.service import store_server
 from snapshotter.service.store_server import ResolvableEvents, StoreServer
+from snapshotter.store.removal import Evicted
 from snapshotter.telemetry import Counters
 
 SMALL = ContentName(b"s" * 32, 100)
@@ -45,6 +46,14 @@ class FakeStore:
 
     async def settle(self) -> None:
         await self._note("settle")
+
+    async def evict(self, names: Sequence[ContentName]) -> Evicted:
+        await self._note("evict", *names)
+        return Evicted(removed=1, freed_bytes=7, kept=1)
+
+    async def discard(self, names: Iterable[ContentName]) -> list[ContentName]:
+        await self._note("discard", *names)
+        return list(names)[:1]
 
     async def _note(self, *call: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -258,3 +267,19 @@ def test_a_name_noted_after_the_end_is_no_error(rig: Rig) -> None:
         await client.ask(messages.Status())
 
     rig.run(body).add(SMALL)
+
+
+def test_eviction_and_discarding_are_relayed(rig: Rig) -> None:
+    async def body(client: Client) -> None:
+        names = [str(SMALL), str(LARGE)]
+        assert await client.ask(messages.Evict(names=names)) == messages.Evicted(
+            removed=1, freed_bytes=7, kept=1
+        )
+        discarded = await client.ask(messages.Discard(names=names))
+        assert discarded == messages.Discarded(names=[str(SMALL)])
+        refused = await client.ask(messages.Evict(names=["../etc/passwd"]))
+        assert isinstance(refused, messages.Failed)
+        assert refused.code == "invalid_request"
+
+    rig.run(body)
+    assert rig.store.calls == [("evict", SMALL, LARGE), ("discard", SMALL, LARGE)]

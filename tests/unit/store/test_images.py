@@ -53,3 +53,16 @@ def test_a_half_written_replacement_is_not_seen(tmp_path):
     images.save(tmp_path, record(1))
     (tmp_path / ".1.json.new").write_bytes(b"{")
     assert images.load_all(tmp_path) == [record(1)]
+
+
+def test_a_removed_record_is_gone_and_its_number_is_not_given_again(tmp_path):
+    for number in (1, 2):
+        images.save(tmp_path, record(number))
+    assert images.last_number(tmp_path) == 2
+    images.remove(tmp_path, 2)
+    images.remove(tmp_path, 1)
+    assert images.load_all(tmp_path) == []
+    assert images.last_number(tmp_path) == 2
+    (tmp_path / "last-number").write_text("?")
+    with pytest.raises(CorruptError, match="last-number"):
+        images.last_number(tmp_path)
