@@ -7,6 +7,7 @@ in the order of a walk. The server alone decides by it what to add to a fetch.
 from __future__ import annotations
 
 import stat
+import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -33,6 +34,8 @@ FIRST_WINDOW_BYTES = 16 << 10
 _SLACK = 8
 """How many files a client may skip and still count as going on."""
 _KEPT_IMAGES = 8
+_PREFIX = struct.Struct(">Q24x")
+"""The part of a content id that files are sorted by."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,16 +55,16 @@ class Neighbourhood:
         """For each directory, the number of the first directory that is not below it."""
         self._number_files(reader)
         self._first_file.append(len(self._sizes))
-        order = sorted(range(len(self._sizes)), key=self._id)
-        self._by_id = array("I", order)
-        self._prefixes = array("Q", (self._prefix(self._id(at)) for at in order))
+        prefixes = [prefix for (prefix,) in _PREFIX.iter_unpack(self._ids)]
+        self._by_id = array("I", sorted(range(len(prefixes)), key=prefixes.__getitem__))
+        self._prefixes = array("Q", sorted(prefixes))
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def positions(self, content_id: bytes) -> list[int]:
         """Where in the walk files with that content are; none if it is not a small file's."""
-        prefix = self._prefix(content_id)
+        (prefix,) = _PREFIX.unpack(content_id)
         low = bisect_left(self._prefixes, prefix)
         high = bisect_right(self._prefixes, prefix, lo=low)
         found = (self._by_id[at] for at in range(low, high))
@@ -108,10 +111,6 @@ class Neighbourhood:
 
     def _id(self, position: int) -> bytes:
         return bytes(self._ids[position * DIGEST_SIZE : (position + 1) * DIGEST_SIZE])
-
-    @staticmethod
-    def _prefix(content_id: bytes) -> int:
-        return int.from_bytes(content_id[:8], "big")
 
     def _number_files(self, reader: ImageReader) -> None:
         """Numbers directories in the order of a walk and each one's own small files in a row."""

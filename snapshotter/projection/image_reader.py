@@ -7,14 +7,15 @@ else, and anything out of bounds, is a CorruptError.
 from __future__ import annotations
 
 import mmap
+import re
 import stat
 import struct
 from collections.abc import Iterator
 
 import msgspec
 
-from snapshotter.errors import CorruptError, InvalidInputError
-from snapshotter.names import ContentName, check_component
+from snapshotter.errors import CorruptError
+from snapshotter.names import MAX_COMPONENT_BYTES, ContentName
 from snapshotter.projection import erofs, image_xattrs
 from snapshotter.projection.erofs import BLOCK_SIZE, DIRENT_SIZE, INODE_SIZE, SLOT_SIZE
 from snapshotter.projection.tree import Inode
@@ -27,6 +28,7 @@ _DOTS = (b".", b"..")
 _TYPE_BITS = {number: bits for bits, number in erofs.FILE_TYPES.items()}
 _DIRENT_NID = struct.Struct("<Q")
 _NAME_START = struct.Struct("<H")
+_NEVER_IN_NAMES = re.compile(rb"[/\0]")
 
 
 class ImageInode(msgspec.Struct, frozen=True, gc=False):
@@ -97,23 +99,16 @@ class ImageReader:
         (head, xattrs, mode, _, size, start, _, uid, gid, seconds, nanoseconds, nlink) = (
             erofs.INODE.unpack_from(self._buffer, offset)
         )
-        layout = head >> 1
         kind = mode & _TYPE
-        if (
-            not head & erofs.INODE_EXTENDED
-            or kind not in erofs.FILE_TYPES
-            or layout not in _LAYOUTS[kind]
-            or nanoseconds >= _NS
-            or size > _MAX_SIZES[kind]
-        ):
+        limit = _SIZE_LIMITS.get(kind << 16 | head)
+        if limit is None or size > limit or nanoseconds >= _NS:
             raise CorruptError(f"metadata image: no inode of ours at nid {nid}")
-        xattr_size = erofs.xattr_area_size(xattrs)
+        layout = head >> 1
+        if layout == erofs.LAYOUT_CHUNKED and not size:
+            raise CorruptError(f"metadata image: nid {nid} is empty and yet has chunks")
+        xattr_size = erofs.xattr_area_size(xattrs) if xattrs else 0
         if offset + INODE_SIZE + xattr_size > self._size:
             raise CorruptError(f"metadata image: xattrs of nid {nid} reach outside")
-        if kind == stat.S_IFREG and (layout == erofs.LAYOUT_CHUNKED) != (size > 0):
-            raise CorruptError(
-                f"metadata image: nid {nid} has another layout than its size asks for"
-            )
         return ImageInode(
             nid, mode, uid, gid, seconds * _NS + nanoseconds, size, nlink,
             start if kind in _DEVICES else 0, layout, start, xattr_size,
@@ -143,9 +138,7 @@ class ImageReader:
         last = b""
         for number in range(index, -(-directory.size // BLOCK_SIZE)):
             block = self._directory_block(directory, number)
-            begin = place // DIRENT_SIZE if number == index else 0
-            for position in range(begin, block.count):
-                entry = block.entry(position)
+            for entry in block.entries(place // DIRENT_SIZE if number == index else 0):
                 if entry.name <= last:
                     raise CorruptError(f"metadata image: names of nid {nid} are out of order")
                 last = entry.name
@@ -311,22 +304,28 @@ class _DirectoryBlock:
             raise self._corrupt()
         return data[begin:end]
 
-    def entry(self, position: int) -> DirectoryEntry:
-        """The entry at ``position``; CorruptError if its name or type is not a legal one."""
-        name = self.name(position)
-        nid, _, kind, _ = erofs.DIRENT.unpack_from(self._data, position * DIRENT_SIZE)
-        type_bits = _TYPE_BITS.get(kind)
-        if type_bits is None:
+    def entries(self, begin: int) -> Iterator[DirectoryEntry]:
+        """The entries from position ``begin`` on; CorruptError at an illegal name or type."""
+        data, count = self._data, self.count
+        first_name = count * DIRENT_SIZE
+        dirents = list(erofs.DIRENT.iter_unpack(data[:first_name]))
+        ends = [start for _, start, _, _ in dirents[1:]]
+        ends.append(dirents[-1][1] + len(self.name(count - 1)))
+        # Names fill one stretch: what none may hold is looked for but once.
+        if _NEVER_IN_NAMES.search(data, first_name, ends[-1]):
             raise self._corrupt()
-        if name not in _DOTS:
-            try:
-                check_component(name)
-            except InvalidInputError as error:
-                raise self._corrupt() from error
-        after = self._offset + (position + 1) * DIRENT_SIZE
-        if position + 1 == self.count:
-            after = self._offset + BLOCK_SIZE
-        return DirectoryEntry(name, nid, type_bits, after)
+        for position in range(begin, count):
+            nid, start, kind, _ = dirents[position]
+            end = ends[position]
+            type_bits = _TYPE_BITS.get(kind)
+            if (
+                type_bits is None
+                or not first_name <= start < end <= ends[-1]
+                or end - start > MAX_COMPONENT_BYTES
+            ):
+                raise self._corrupt()
+            after = BLOCK_SIZE if position + 1 == count else (position + 1) * DIRENT_SIZE
+            yield DirectoryEntry(data[start:end], nid, type_bits, self._offset + after)
 
     def find(self, name: bytes) -> int | None:
         """The nid of ``name``, or None."""
@@ -350,19 +349,18 @@ class _DirectoryBlock:
         )
 
 
-_PLAIN = (erofs.LAYOUT_PLAIN,)
-_TAILED = (erofs.LAYOUT_PLAIN, erofs.LAYOUT_INLINE)
-_LAYOUTS = {
-    stat.S_IFREG: (erofs.LAYOUT_PLAIN, erofs.LAYOUT_CHUNKED),
-    stat.S_IFDIR: _TAILED,
-    stat.S_IFLNK: _TAILED,
-    stat.S_IFCHR: _PLAIN,
-    stat.S_IFBLK: _PLAIN,
-    stat.S_IFIFO: _PLAIN,
-    stat.S_IFSOCK: _PLAIN,
+_SPECIAL = (stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
+_SIZE_LIMITS = {
+    kind << 16 | layout << 1 | erofs.INODE_EXTENDED: limit
+    for kind, layout, limit in (
+        (stat.S_IFREG, erofs.LAYOUT_PLAIN, 0),
+        (stat.S_IFREG, erofs.LAYOUT_CHUNKED, erofs.MAX_CHUNKED_SIZE),
+        (stat.S_IFDIR, erofs.LAYOUT_PLAIN, 1 << 48),
+        (stat.S_IFDIR, erofs.LAYOUT_INLINE, 1 << 48),
+        (stat.S_IFLNK, erofs.LAYOUT_PLAIN, erofs.MAX_LINK_TARGET),
+        (stat.S_IFLNK, erofs.LAYOUT_INLINE, erofs.MAX_LINK_TARGET),
+        *((kind, erofs.LAYOUT_PLAIN, 0) for kind in _SPECIAL),
+    )
 }
-_MAX_SIZES = dict.fromkeys(_LAYOUTS, 0) | {
-    stat.S_IFREG: erofs.MAX_CHUNKED_SIZE,
-    stat.S_IFDIR: 1 << 48,
-    stat.S_IFLNK: erofs.MAX_LINK_TARGET,
-}
+"""The largest size of each type of file in each layout that it may have, by type << 16 | the format
+field of the inode."""

@@ -66,6 +66,15 @@ def test_content_and_xattrs(reader: ImageReader) -> None:
         assert reader.content(find(reader, name)) is None
 
 
+@pytest.mark.parametrize("size", [1, 9, 10, 99, 100, 1 << 20, erofs.MAX_CHUNKED_SIZE])
+@pytest.mark.parametrize("name_size", [0, 48, 53, 57])
+def test_content_ends_where_its_length_says(size: int, name_size: int) -> None:
+    # What follows a redirect may look like more digits of its size: a name's length does.
+    xattrs = {b"user." + b"n" * name_size: b"v"} if name_size else {}
+    reader = ImageReader(write_image(directory(f=regular(size, xattrs=xattrs))))
+    assert reader.content(find(reader, b"f")) == ContentName(b"\xab" * 32, size)
+
+
 def test_readlink(reader: ImageReader) -> None:
     assert reader.readlink(find(reader, b"s")) == b"/x"
     assert reader.readlink(find(reader, b"long")) == b"l" * 4090
@@ -237,6 +246,10 @@ DIRENTS = 1152 + 64
         (replace(b"overlay.redirect/ab/", b"overlay.redirectxab/"), "not absolute"),
         (replace(b".5", b".6"), "names ab/"),
         (replace(b".5", b".x"), "not an object name"),
+        (replace(b".5", b".0"), "not an object name"),
+        (replace(b".5", b".+"), "not an object name"),
+        (replace(b"/ab/a", b"/aB/a"), "not an object name"),
+        (replace(b"/ab/a", b"/ab/ "), "not an object name"),
         (replace(b"\x01\x01\x01\x00x", b"\xff\x01\x01\x00x"), "reaches beyond"),
         (replace(b"\x01\x01\x01\x00x", b"\x01\x05\x01\x00x"), "prefix 5"),
         (replace(b"target", b"tar\0et"), "NUL"),
