@@ -202,4 +202,8 @@ def _member(
         raise type(error)(f"tar: entry {show(raw)}: {error}") from error
     if sparse is not None and entry is not None and stat.S_ISREG(entry.mode):
         entry.size = sparse.size
+        if entry.size > limits.layer_bytes:
+            raise InvalidInputError(
+                f"tar: entry {show(raw)}: {entry.size} bytes ({limits.layer_bytes} at most)"
+            )
     return _Member(entry, size, sparse)

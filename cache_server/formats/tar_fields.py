@@ -181,7 +181,8 @@ def parse_pax_records(data: bytes) -> dict[bytes, bytes]:
         blank = data.find(b" ", at, at + 20)
         digits = data[at:blank] if blank > at else b""
         end = at + int(digits) if digits.isdigit() else 0
-        if not blank < end <= len(data) or data[end - 1] != 0x0A:
+        # No blank is found at -1, and no end lies there: each record must lead on.
+        if not at < blank < end <= len(data) or data[end - 1] != 0x0A:
             raise CorruptError(f"tar: bad pax record: {show(data[at : at + 40])}")
         key, equals, value = data[blank + 1 : end - 1].partition(b"=")
         if not key or not equals:

@@ -93,7 +93,7 @@ class DockerArchiveSource(Source):
                 f"{error}; archives from before Docker 1.10 are not read, and a tar of an OCI"
                 " layout is named oci-archive:FILE"
             ) from error
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInputError(f"{self.name}: manifest.json: {error}") from error
 
     def _chosen(self, listed: list[_Saved]) -> _Saved:

@@ -192,5 +192,5 @@ def resolved(manifest: bytes, config: bytes, architecture: str, what: str) -> Re
 def _decode(data: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"{what}: {error}") from error

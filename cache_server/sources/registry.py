@@ -238,7 +238,7 @@ class RegistrySource(ManifestSource):
             body = await _bounded(response, _MAX_TOKEN_BYTES, f"token for {what}")
         try:
             token = msgspec.json.decode(body, type=_Token)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UnavailableError(f"token for {what}: {error}") from error
         return f"Bearer {token.token or token.access_token}"
 

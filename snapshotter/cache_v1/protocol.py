@@ -174,7 +174,7 @@ def decode_envelope(payload: bytes) -> Envelope:
     """The outer part of a request frame; InvalidInputError if it is not one."""
     try:
         return _envelope_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"request frame: {error}") from error
 
 
@@ -182,7 +182,7 @@ def decode_request(raw: bytes | msgspec.Raw) -> Request:
     """The inner part of a request frame; InvalidInputError names the bad op or field."""
     try:
         return _request_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"request: {error}") from error
 
 
@@ -195,7 +195,7 @@ def decode_response(payload: bytes) -> Response:
     """A response from its frame; InvalidInputError if it is none."""
     try:
         return _response_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"response frame: {error}") from error
 
 

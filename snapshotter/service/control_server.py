@@ -98,5 +98,5 @@ async def _answer(payload: bytes, reply: Reply, handler: Handler) -> None:
 def _decode(payload: bytes) -> control.Request:
     try:
         return _decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"control request: {error}") from error

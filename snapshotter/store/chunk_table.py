@@ -37,7 +37,11 @@ def decode(table: bytes, name: ContentName) -> list[bytes]:
     if sha256(table) != name.content_id:
         raise CorruptError(f"chunk table of {name}: its digest is not the content id")
     expected = _HEADER.size + DIGEST_SIZE * name.chunk_count
-    if len(table) != expected or _HEADER.unpack_from(table) != (MAGIC, CHUNK_SIZE, name.size):
+    if (
+        not name.is_chunked
+        or len(table) != expected
+        or _HEADER.unpack_from(table) != (MAGIC, CHUNK_SIZE, name.size)
+    ):
         raise CorruptError(f"chunk table of {name}: header or length is wrong")
     return [table[at : at + DIGEST_SIZE] for at in range(_HEADER.size, expected, DIGEST_SIZE)]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.projection.posix_acl import access_acl_after_chmod, parse_acl
 from snapshotter.errors import InvalidInputError
+from snapshotter.projection.posix_acl import access_acl_after_chmod, parse_acl
 from tests.unit.cache_server.formats.tar_blocks import make_acl
 
 NO_ID = 0xFFFF_FFFF

@@ -46,3 +46,9 @@ def test_a_table_that_hashes_right_but_speaks_of_another_size_is_refused(size):
     table = chunk_table.encode(DIGESTS, SIZE)
     with pytest.raises(CorruptError):
         chunk_table.decode(table, ContentName(sha256(table), size))
+
+
+def test_a_table_of_content_that_has_none_is_refused() -> None:
+    encoded = chunk_table.encode([bytes(32)], CHUNK_SIZE)
+    with pytest.raises(CorruptError):
+        chunk_table.decode(encoded, ContentName(sha256(encoded), CHUNK_SIZE))

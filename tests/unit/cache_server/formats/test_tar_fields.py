@@ -11,7 +11,7 @@ from cache_server.formats.tar_fields import (
     parse_time_ns,
     show,
 )
-from snapshotter.errors import InvalidInputError
+from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import check_component
 from tests.unit.cache_server.formats.tar_blocks import pax_record
 
@@ -83,3 +83,9 @@ def test_other_times_are_refused(value: bytes) -> None:
 def test_names_are_shown_printable_and_short() -> None:
     assert show(b"a\n\xff") == r"'a\n\xff'"
     assert len(show(b"x" * 5000)) < 220
+
+
+def test_a_pax_header_of_newlines_ends() -> None:
+    """A record without a blank whose header ends with a newline once led back to itself."""
+    with pytest.raises(CorruptError):
+        parse_pax_records(b"x" * 30 + b"\n")
