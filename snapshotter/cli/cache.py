@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapshotter.cli import output
-from snapshotter.cli.images import DryRunOption, image_here
+from snapshotter.cli.images import DryRunOption
 from snapshotter.cli.session import Command, session_of
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.service import control
+from snapshotter.service.requesting import image_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import msgspec
@@ -11,9 +10,8 @@ import typer
 from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
 from snapshotter.cli.session import Command, Group, session_of
-from snapshotter.platforms import parse_platform
-from snapshotter.references import absolute_image
 from snapshotter.service import control
+from snapshotter.service.requesting import architecture_of, image_here
 from snapshotter.store.images import ImageRecord
 
 images_group = typer.Typer(
@@ -48,16 +46,6 @@ AuthfileOption = Annotated[
         show_default=False,
     ),
 ]
-
-
-def image_here(image: str) -> str:
-    """``image`` as the daemon needs it: paths absolute from the current directory."""
-    return absolute_image(image, os.getcwd())
-
-
-def architecture_of(platform: str | None) -> str | None:
-    """The architecture that ``--platform`` names; errors are ``parse_platform``'s."""
-    return None if platform is None else parse_platform(platform)
 
 
 def pull(

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
-from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
-from snapshotter.cli.images import (
-    AuthfileOption,
-    ImageArgument,
-    PlatformOption,
-    architecture_of,
-    image_here,
-)
+from snapshotter.cli.images import AuthfileOption, ImageArgument, PlatformOption
 from snapshotter.cli.session import session_of
-from snapshotter.errors import InvalidInputError
 from snapshotter.service import control, placement
+from snapshotter.service.requesting import mount_request
 
 ViewOption = Annotated[
     str,
@@ -41,36 +33,6 @@ VolatileOption = Annotated[
     bool,
     typer.Option("--volatile", help="Never sync what is written: faster, lost in a power cut."),
 ]
-
-
-def mount_request(
-    image: str,
-    *,
-    platform: str | None,
-    authfile: str | None,
-    view: str,
-    upper: str | None,
-    read_only: bool,
-    volatile: bool = False,
-    owner_pid: int | None = None,
-) -> control.Mount:
-    """A mount request of the command line's words; InvalidInputError if they make no sense."""
-    views: tuple[control.ViewName, ...] = get_args(control.ViewName)
-    chosen = next((name for name in views if name == view), None)
-    if chosen is None:
-        raise InvalidInputError(f"view {view!r}: choose one of {', '.join(views)}")
-    if upper is not None and read_only:
-        raise InvalidInputError("--upper and --read-only: a read-only mount writes nothing")
-    return control.Mount(
-        image=image_here(image),
-        architecture=architecture_of(platform),
-        authfile=chosen_authfile(authfile),
-        view=chosen,
-        upper=None if upper is None else os.path.realpath(upper),
-        read_only=read_only,
-        volatile=volatile,
-        owner_pid=owner_pid,
-    )
 
 
 def mount(
@@ -109,18 +71,7 @@ def mount(
     with session.connect() as client:
         with output.pull_progress(quiet=session.json) as progress:
             mounted, descriptor = client.mount(request, on_progress=progress)
-        record = mounted.mount
-        record.target, record.pid = target, os.getpid()
-        try:
-            placement.place(descriptor, target)
-            placed = control.Placed(id=record.id, target=target, pid=os.getpid())
-            client.ask(placed, control.Done)
-        except BaseException:
-            placement.remove(record, lazy=True)
-            client.ask(control.Unmounted(id=record.id), control.Done)
-            raise
-        finally:
-            os.close(descriptor)
+        record = placement.place_and_tell(client, mounted.mount, descriptor, target)
     session.write(
         {"mount": record, "reason": mounted.reason},
         lambda: print(f"{record.id}  {record.image}  {record.view}  {target}"),
@@ -144,8 +95,7 @@ def umount(
     with session.connect() as client:
         mounts = client.ask(control.ListMounts(), control.Mounts).mounts
         record = placement.find_mount(mounts, name)
-        placement.remove(record, lazy=lazy)
-        client.ask(control.Unmounted(id=record.id), control.Done)
+        placement.remove_and_tell(client, record, lazy=lazy)
     session.write({"unmounted": record.id}, lambda: print(record.id))
 
 

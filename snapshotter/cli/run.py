@@ -10,8 +10,9 @@ import typer
 
 from snapshotter.cli import output
 from snapshotter.cli.images import AuthfileOption, ImageArgument, PlatformOption
-from snapshotter.cli.mounts import ReadOnlyOption, UpperOption, ViewOption, mount_request
+from snapshotter.cli.mounts import ReadOnlyOption, UpperOption, ViewOption
 from snapshotter.cli.session import Command, session_of
+from snapshotter.service.requesting import mount_request
 
 
 class RunCommand(Command):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import signal
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from snapshotter.errors import AccessDeniedError, UnavailableError
@@ -38,7 +40,7 @@ def connect_or_start(
         return ControlClient(paths.control_socket)
     except UnavailableError:
         pass
-    _make_run_directory(paths.run)
+    make_run_directory(paths.run)
     lock = os.open(paths.run / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,8 +73,11 @@ def wait_for_end(pid: int, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         os.close(descriptor)
 
 
-def _make_run_directory(run: Path) -> None:
-    """Makes the run directory, for us alone; the sockets in it are trusted by us."""
+def make_run_directory(run: Path) -> None:
+    """Makes the run directory, for us alone; the sockets in it are trusted by us.
+
+    Raises AccessDeniedError when it belongs to someone else or cannot be made.
+    """
     try:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = run.stat(follow_symlinks=False)
@@ -90,7 +95,7 @@ def _make_run_directory(run: Path) -> None:
 def _start(paths: Paths, command: tuple[str, ...]) -> ControlClient:
     log = paths.log("daemon")
     log_offset = log.stat().st_size if log.exists() else 0
-    pid = _spawn(command, log)
+    pid = spawn(command, log)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -109,25 +114,34 @@ def _start(paths: Paths, command: tuple[str, ...]) -> ControlClient:
     )
 
 
-def _spawn(command: tuple[str, ...], log: Path) -> int:
-    """Starts ``command`` in a session of its own, its output appended to ``log``; its pid."""
+def spawn(command: tuple[str, ...], log: Path, *, passed: Sequence[int] = ()) -> int:
+    """Starts ``command`` in a session of its own, its output appended to ``log``; its pid.
+
+    ``passed`` are descriptors that it has as 3, 4, … Signals are as at the start of a session:
+    none blocked, none ignored. Raises UnavailableError when it cannot be started.
+    """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    beyond = 3 + len(passed)  # out of the way of the numbers that are given out
+    copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, beyond) for each in (output, *passed)]
     try:
         return os.posix_spawn(
             command[0],
             command,
             _environment(),
-            file_actions=(
+            file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-            ),
+                *((os.POSIX_SPAWN_DUP2, copies[0], number) for number in (1, 2)),
+                *((os.POSIX_SPAWN_DUP2, copy, 3 + i) for i, copy in enumerate(copies[1:])),
+            ],
             setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
         )
     except OSError as error:
-        raise UnavailableError(f"start the daemon: run {command[0]}: {error}") from error
+        raise UnavailableError(f"start {command[-1]}: run {command[0]}: {error}") from error
     finally:
-        os.close(output)
+        for descriptor in (output, *copies):
+            os.close(descriptor)
 
 
 def _environment() -> dict[str, str]:

@@ -6,6 +6,8 @@ import errno
 import os
 from collections.abc import Sequence
 
+import msgspec
+
 from snapshotter.errors import (
     AccessDeniedError,
     BusyError,
@@ -15,6 +17,7 @@ from snapshotter.errors import (
 )
 from snapshotter.kernel_view import syscalls
 from snapshotter.service import control
+from snapshotter.service.control_client import ControlClient
 
 _MAX_USERS_NAMED = 5
 
@@ -42,6 +45,38 @@ def place(view: int, target: str) -> None:
         raise AccessDeniedError(f"mount on {target}: {error.strerror}; it needs root") from error
     except OSError as error:
         raise SnapshotterError(f"mount on {target}: {error.strerror}") from error
+
+
+def place_and_tell(
+    client: ControlClient, mount: control.MountRecord, view: int, target: str
+) -> control.MountRecord:
+    """Places a view that was just made, and closes ``view``; its record with the place.
+
+    When the view cannot be placed or the daemon not be told, the mount is taken back. Raises what
+    ``place`` and ``client.ask`` raise.
+    """
+    placed = msgspec.structs.replace(mount, target=target, pid=os.getpid())
+    try:
+        place(view, target)
+        client.ask(control.Placed(id=mount.id, target=target, pid=os.getpid()), control.Done)
+    except BaseException:
+        remove(placed, lazy=True)
+        client.ask(control.Unmounted(id=mount.id), control.Done)
+        raise
+    finally:
+        os.close(view)
+    return placed
+
+
+def remove_and_tell(
+    client: ControlClient, mount: control.MountRecord, *, lazy: bool = False
+) -> None:
+    """Removes a mount, and has the daemon drop its record and private upper.
+
+    Raises what ``remove`` and ``client.ask`` raise.
+    """
+    remove(mount, lazy=lazy)
+    client.ask(control.Unmounted(id=mount.id), control.Done)
 
 
 def find_mount(mounts: Sequence[control.MountRecord], name: str) -> control.MountRecord:

@@ -37,14 +37,16 @@ _UMASK = 0o022
 class Start:
     """What the first process needs. ``enter`` takes it to its namespaces and root, ``report`` is
     its end of the pair, ``signal_mask`` what the command starts with; ``takes_terminal`` puts the
-    command in the foreground of the terminal that is its stdin.
+    command in the foreground of the terminal that is its stdin, and
+    ``tells_stops`` has it told when the command was stopped.
     """
 
     plan: Plan
     enter: Callable[[], None]
     report: socket.socket
-    signal_mask: Set[int]
+    signal_mask: Set[int] = frozenset()
     takes_terminal: bool = False
+    tells_stops: bool = False
 
 
 def be_first_process(start: Start) -> NoReturn:
@@ -60,7 +62,7 @@ def be_first_process(start: Start) -> NoReturn:
         command = os.fork()
         if command == 0:
             _be_command(start)
-        status = _reap_until(command, start.report)
+        status = _reap_until(command, start.report if start.tells_stops else None)
     except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
         _tell_failure(start.report, STATUS_FAILED, f"make the sandbox: {error}")
     os._exit(status)
@@ -82,8 +84,11 @@ def _tell_failure(report: socket.socket, status: int, message: str) -> None:
         pass  # the parent is gone; nobody is left to tell
 
 
-def _reap_until(command: int, report: socket.socket) -> int:
-    """Collects every process that ends until the command does; its status, as shells write it."""
+def _reap_until(command: int, report: socket.socket | None) -> int:
+    """Collects every process that ends until the command does; its status, as shells write it.
+
+    ``report`` is told when the command is stopped.
+    """
     while True:
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if pid != command:
@@ -91,6 +96,8 @@ def _reap_until(command: int, report: socket.socket) -> int:
         if not os.WIFSTOPPED(status):
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+        if report is None:
+            continue
         try:
             report.send(REPORT_STOPPED + bytes([os.WSTOPSIG(status)]))
         except OSError:
@@ -109,7 +116,7 @@ def _be_command(start: Start) -> NoReturn:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, start.signal_mask)
-        _keep_only(start.report.fileno())
+        keep_only(start.report.fileno())
         status, message = _execute(start.plan.arguments, environment)
     except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
         message = f"start the command: {error}"
@@ -131,8 +138,8 @@ def _enter_identity(plan: Plan) -> dict[str, str]:
     return {"HOME": identity.home, **plan.environment}
 
 
-def _keep_only(descriptor: int) -> None:
-    """Closes what the command line was started with, beyond stdin, stdout and stderr."""
+def keep_only(descriptor: int) -> None:
+    """Closes every descriptor but this, stdin, stdout and stderr."""
     os.closerange(3, descriptor)
     os.closerange(descriptor + 1, _MAX_DESCRIPTOR)
 

@@ -124,6 +124,7 @@ class Sandbox:
             report=theirs,
             signal_mask=mask,
             takes_terminal=_is_interactive(),
+            tells_stops=True,
         )
         try:
             first = _fork_into_pid_namespace(begin, ours)

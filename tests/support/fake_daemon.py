@@ -3,6 +3,7 @@
 For tests of the client, the command line and sandboxes: what they send is recorded.
 """
 
+import contextlib
 import os
 import socket
 import threading
@@ -102,7 +103,7 @@ class FakeDaemon:
 
     def _serve(self, connection: socket.socket) -> None:
         frames = FrameDecoder()
-        with connection:
+        with connection, contextlib.suppress(ConnectionError):  # a client may be killed
             while data := connection.recv(65536):
                 frames.feed(data)
                 while payload := frames.next_frame():
