@@ -1,25 +1,21 @@
 """Registries that speak the OCI distribution API (Docker's HTTP API v2).
 
-Registries on loopback are asked over plain HTTP, all others over HTTPS alone: a request to
-elsewhere, by whatever redirect, that is not HTTPS is refused before it is sent. Transport
-failures, 429 and 5xx are tried again a few times; a blob that breaks off goes on where it stopped.
+Transport failures, stalls, 429 and 5xx are tried again a few times; a blob that breaks off goes on
+where it stopped. How they are reached is ``network``'s, who is asking ``authorization``'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import httpx
-import msgspec
 
 from cache_server.library import BlobDescriptor
-from cache_server.sources.credentials import Credentials
+from cache_server.sources.authorization import Authorization
+from cache_server.sources.credentials import Keyring
 from cache_server.sources.manifest import (
     INDEX_TYPES,
     MANIFEST_TYPES,
@@ -28,7 +24,9 @@ from cache_server.sources.manifest import (
     Descriptor,
     check_blob,
 )
+from cache_server.sources.network import Network
 from cache_server.sources.reference import DEFAULT_REGISTRY, RegistryReference
+from cache_server.sources.retrying import PASSING, Patience, TryAgain, retry_after_s
 from cache_server.sources.source import ManifestSource
 from snapshotter.errors import (
     AccessDeniedError,
@@ -39,33 +37,10 @@ from snapshotter.errors import (
 
 T = TypeVar("T")
 _DOCKER_HUB = "registry-1.docker.io"
-_ATTEMPTS = 4
-_MAX_RETRY_AFTER_S = 10.0
-_MAX_TOKEN_BYTES = 1 << 20
-_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_PROGRESS_BYTES = 64 << 10
+"""A download that gets so far is not failing; less, and it might never end."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
-
-
-class _TryAgain(Exception):  # noqa: N818 - never leaves this module
-    """A failure that may pass; ``after_s`` is how long the registry wants to be left alone."""
-
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
-        super().__init__(why)
-        self.after_s = after_s
-
-
-def make_client() -> httpx.AsyncClient:
-    """The HTTP client that all registry sources of a process share; close it at the end."""
-    return httpx.AsyncClient(
-        follow_redirects=True,
-        max_redirects=5,
-        timeout=httpx.Timeout(30.0, pool=None),
-        limits=httpx.Limits(max_connections=32, max_keepalive_connections=8),
-        event_hooks={"request": [_refuse_plain_http]},
-        # no proxy stands between this host and itself
-        mounts=dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]")),
-        headers={"User-Agent": "lazy-snapshotter", "Accept-Encoding": "identity"},
-    )
 
 
 class RegistrySource(ManifestSource):
@@ -74,20 +49,18 @@ class RegistrySource(ManifestSource):
     def __init__(
         self,
         reference: RegistryReference,
-        client: httpx.AsyncClient,
+        network: Network,
         *,
-        credentials: Credentials | None = None,
+        keyring: Keyring,
         backoff_s: float = 0.25,
     ) -> None:
         super().__init__(str(reference))
         self._reference = reference
-        self._client = client
-        self._credentials = credentials
+        self._client = network.client
+        self._authorization = Authorization(reference, network.client, keyring)
         self._backoff_s = backoff_s
-        self._authorization: str | None = None
         host = _DOCKER_HUB if reference.host == DEFAULT_REGISTRY else reference.host
-        scheme = "http" if _is_loopback(httpx.URL(f"//{host}").host) else "https"
-        self._base = f"{scheme}://{host}/v2/{reference.repository}"
+        self._base = f"{network.scheme_of(host)}://{host}/v2/{reference.repository}"
 
     async def _top(self, architecture: str) -> bytes:
         what = f"manifest of {self.name}"
@@ -134,44 +107,35 @@ class RegistrySource(ManifestSource):
     async def _blob_pieces(self, descriptor: BlobDescriptor) -> AsyncGenerator[bytes, None]:
         what = f"layer {descriptor.digest} of {self.name}"
         url = f"{self._base}/blobs/{descriptor.digest}"
-        done, failures = 0, 0
+        patience = Patience(what, backoff_s=self._backoff_s)
+        done = counted = 0
         while True:
             try:
                 headers = {"Range": f"bytes={done}-"} if done else {}
                 async with self._request(url, what, headers) as response:
-                    skip = done if response.status_code == httpx.codes.OK else 0
+                    skip = _skipped_bytes(response, done)
                     async for piece in response.aiter_raw():
                         fresh = piece[skip:]
                         skip -= len(piece) - len(fresh)
                         if fresh:
                             done += len(fresh)
-                            failures = 0
                             yield fresh
                 return
-            except (_TryAgain, httpx.TransportError) as error:
-                failures += 1
+            except PASSING as error:
                 if done >= descriptor.size:
                     return
-                await self._pause(failures, error, what)
+                if done - counted >= _PROGRESS_BYTES:
+                    patience.renew()
+                    counted = done
+                await patience.pause(error)
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
-        failures = 0
+        patience = Patience(what, backoff_s=self._backoff_s)
         while True:
             try:
                 return await attempt()
-            except (_TryAgain, httpx.TransportError) as error:
-                failures += 1
-                await self._pause(failures, error, what)
-
-    async def _pause(self, failures: int, error: Exception, what: str) -> None:
-        """Waits before the next try; UnavailableError once there were enough."""
-        if failures >= _ATTEMPTS:
-            cause = str(error) or type(error).__name__
-            raise UnavailableError(
-                f"{what}: {self._reference.host} failed {failures} times, last: {cause}"
-            ) from error
-        wished_s = error.after_s if isinstance(error, _TryAgain) else 0.0
-        await asyncio.sleep(max(self._backoff_s * 2 ** (failures - 1), wished_s))
+            except PASSING as error:
+                await patience.pause(error)
 
     @asynccontextmanager
     async def _request(
@@ -180,15 +144,14 @@ class RegistrySource(ManifestSource):
         """A successful answer to GET, after authorization where the registry wants it."""
         for is_last in (False, True):
             sent = dict(headers or {})
-            if self._authorization:
-                sent["Authorization"] = self._authorization
+            if self._authorization.header:
+                sent["Authorization"] = self._authorization.header
             async with self._stream(url, sent, what) as response:
                 if response.status_code != httpx.codes.UNAUTHORIZED or is_last:
                     self._check(response, what)
                     yield response
                     return
-                challenge = response.headers.get("WWW-Authenticate", "")
-            self._authorization = await self._authorize(challenge, what)
+            await self._authorization.answer(response, what)
 
     @asynccontextmanager
     async def _stream(
@@ -199,53 +162,54 @@ class RegistrySource(ManifestSource):
                 yield response
         except (httpx.TooManyRedirects, httpx.InvalidURL, httpx.DecodingError) as error:
             raise UnavailableError(f"{what}: {self._reference.host}: {error}") from error
+        except httpx.ConnectError as error:
+            if (advice := self._tls_advice(str(error))) is not None:
+                raise UnavailableError(f"{what}: {error}; {advice}") from error
+            raise
+
+    def _tls_advice(self, failure: str) -> str | None:
+        """What to do where TLS cannot be; None for failures that may pass."""
+        host = self._reference.host
+        if "CERTIFICATE_VERIFY_FAILED" in failure:
+            return f"if it is to be trusted, put its CA into /etc/docker/certs.d/{host}/ca.crt"
+        if "WRONG_VERSION_NUMBER" in failure or "record layer failure" in failure:
+            return f"if it is to be asked in plain HTTP, name it: --insecure-registry {host}"
+        return None
 
     def _check(self, response: httpx.Response, what: str) -> None:
         status = response.status_code
-        where = f"{what}: {response.url.host} answered {status} {response.reason_phrase}"
+        where = f"{what}: {response.url.host} answered {status} {response.reason_phrase}".rstrip()
         if status in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
             return
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise AccessDeniedError(
-                f"{where}; the image may be private (give credentials) or not exist"
-            )
+            raise AccessDeniedError(f"{where}; {self._authorization.advice()}")
         if status == httpx.codes.NOT_FOUND:
-            raise NotFoundError(f"{where}; check the name and the tag")
-        if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
-            raise _TryAgain(where, _retry_after_s(response))
+            raise NotFoundError(
+                f"{where}; is there {self._reference.repository!r} with"
+                f" {self._reference.target!r} at {self._reference.host}?"
+            )
+        if status == httpx.codes.TOO_MANY_REQUESTS:
+            raise TryAgain(f"{where} (many allow more after docker login)", _wish_s(response))
+        if status >= 500:
+            raise TryAgain(where, _wish_s(response))
+        if status == httpx.codes.BAD_REQUEST and response.url.scheme == "http":
+            host = self._reference.host
+            where += f"; if it speaks TLS, put its CA into /etc/docker/certs.d/{host}/ca.crt"
         raise UnavailableError(where)
 
-    async def _authorize(self, challenge: str, what: str) -> str:
-        """The Authorization header that answers a WWW-Authenticate one."""
-        scheme, _, rest = challenge.partition(" ")
-        parameters = dict(_PARAMETER.findall(rest))
-        if scheme.lower() == "basic" and self._credentials is not None:
-            return _basic(self._credentials)
-        if scheme.lower() != "bearer" or "realm" not in parameters:
-            raise AccessDeniedError(
-                f"{what}: {self._reference.host} wants credentials"
-                f" ({scheme or 'of an unknown kind'}), and there are none for it"
-            )
-        scope = parameters.get("scope") or f"repository:{self._reference.repository}:pull"
-        query = {"scope": scope}
-        if "service" in parameters:
-            query["service"] = parameters["service"]
-        url = str(httpx.URL(parameters["realm"]).copy_merge_params(query))
-        headers = {"Authorization": _basic(self._credentials)} if self._credentials else {}
 
-        async with self._stream(url, headers, what) as response:
-            self._check(response, f"token for {what}")
-            body = await _bounded(response, _MAX_TOKEN_BYTES, f"token for {what}")
-        try:
-            token = msgspec.json.decode(body, type=_Token)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise UnavailableError(f"token for {what}: {error}") from error
-        return f"Bearer {token.token or token.access_token}"
+def _skipped_bytes(response: httpx.Response, done: int) -> int:
+    """How much of the answer was got before: all of it where the server ignores ranges."""
+    if response.status_code == httpx.codes.OK:
+        return done
+    stated = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
+    if stated is not None and int(stated[1]) != done:
+        raise TryAgain(f"asked for bytes from {done}, it sent those from {stated[1]}")
+    return 0
 
 
-class _Token(msgspec.Struct):
-    token: str = ""
-    access_token: str = ""
+def _wish_s(response: httpx.Response) -> float:
+    return retry_after_s(response.headers.get("Retry-After", ""))
 
 
 async def _bounded(response: httpx.Response, limit: int, what: str) -> bytes:
@@ -256,29 +220,3 @@ async def _bounded(response: httpx.Response, limit: int, what: str) -> bytes:
         if len(data) > limit:
             raise InvalidInputError(f"{what}: larger than {limit} bytes")
     return bytes(data)
-
-
-async def _refuse_plain_http(request: httpx.Request) -> None:
-    if request.url.scheme != "https" and not _is_loopback(request.url.host):
-        raise AccessDeniedError(
-            f"GET {request.url}: only registries on loopback are asked over plain HTTP"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """The Retry-After header in seconds, bounded; dates and nonsense count as none."""
-    text = response.headers.get("Retry-After", "")
-    return min(float(text), _MAX_RETRY_AFTER_S) if text.isdecimal() else 0.0
-
-
-def _basic(credentials: Credentials) -> str:
-    return "Basic " + base64.b64encode(":".join(credentials).encode()).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(slots=True)
 class Reply:
-    """What to answer. ``cut_at`` ends the connection after that many bytes of the body."""
+    """What to answer. ``cut_at`` ends the connection after that many bytes of the body; with
+    ``stalls`` it is left open there until the server ends.
+    """
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_at: int | None = None
+    stalls: bool = False
 
 
 @dataclass(slots=True)
@@ -25,13 +29,21 @@ class Seen:
 
     path: str
     headers: Mapping[str, str]
+    method: str = "GET"
+    body: bytes = b""
 
 
 class ScriptedServer:
-    """Answers each GET by calling ``answer``; remembers the requests in ``seen``."""
+    """Answers each GET and POST by calling ``answer``; remembers the requests in ``seen``.
 
-    def __init__(self, answer: Callable[[Seen], Reply]) -> None:
+    With a ``context`` it speaks TLS. A request to it as a proxy has a whole URL for a path.
+    """
+
+    def __init__(
+        self, answer: Callable[[Seen], Reply], context: ssl.SSLContext | None = None
+    ) -> None:
         self.answer = answer
+        self._ending = threading.Event()
         self.seen: list[Seen] = []
         owner = self
 
@@ -39,7 +51,8 @@ class ScriptedServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                request = Seen(self.path, dict(self.headers.items()))
+                body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                request = Seen(self.path, dict(self.headers.items()), self.command, body)
                 owner.seen.append(request)
                 reply = owner.answer(request)
                 self.send_response(reply.status)
@@ -48,14 +61,23 @@ class ScriptedServer:
                 self.send_header("Content-Length", str(len(reply.body)))
                 self.end_headers()
                 self.wfile.write(reply.body[: reply.cut_at])
+                if reply.stalls:
+                    owner._ending.wait()
                 if reply.cut_at is not None:
                     self.close_connection = True
+
+            do_POST = do_GET  # noqa: N815
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = False
+        if context is not None:
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
@@ -64,13 +86,16 @@ class ScriptedServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ending.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
 
 @contextmanager
-def scripted(answer: Callable[[Seen], Reply]) -> Iterator[ScriptedServer]:
+def scripted(
+    answer: Callable[[Seen], Reply], context: ssl.SSLContext | None = None
+) -> Iterator[ScriptedServer]:
     """A running scripted server."""
-    with ScriptedServer(answer) as server:
+    with ScriptedServer(answer, context) as server:
         yield server

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.authfiles import chosen_authfile
+from snapshotter.authfiles import chosen_authfile, usual_authfiles
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from snapshotter.authfiles import chosen_authfile
         ("a.json", {"REGISTRY_AUTH_FILE": "/r"}, "/here/a.json"),
         (Path("/abs.json"), {}, "/abs.json"),
         (None, {"REGISTRY_AUTH_FILE": "r", "DOCKER_CONFIG": "/d"}, "/here/r"),
-        (None, {"DOCKER_CONFIG": "/d"}, "/d/config.json"),
+        (None, {"DOCKER_CONFIG": "/nowhere"}, None),
     ],
 )
 def test_option_comes_before_environment(
@@ -24,3 +24,15 @@ def test_option_comes_before_environment(
 ) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     assert chosen_authfile(given, environ) == chosen
+
+
+def test_config_of_docker_is_chosen_if_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    environ = {"DOCKER_CONFIG": str(tmp_path), "HOME": "/h", "XDG_RUNTIME_DIR": "/run/user/7"}
+    assert chosen_authfile(None, environ) == f"{tmp_path}/config.json"
+    assert usual_authfiles(environ) == [
+        f"{tmp_path}/config.json",
+        "/run/user/7/containers/auth.json",
+        "/h/.config/containers/auth.json",
+        "/h/.docker/config.json",
+    ]

@@ -61,10 +61,11 @@ def test_mount_and_run_take_credentials_from_where_the_environment_says(
     daemon.answers[control.Mount] = control.Failed(code="busy", message="enough seen")
     (tmp_path / "at").mkdir()
     run("mount", "i", "at", "--authfile", "mine.json")
-    monkeypatch.setenv("DOCKER_CONFIG", "/docker")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").touch()
     run("run", "i", "true")
     asked = [request.authfile for request in daemon.requests if isinstance(request, control.Mount)]
-    assert asked == [f"{tmp_path}/mine.json", "/docker/config.json"]
+    assert asked == [f"{tmp_path}/mine.json", f"{tmp_path}/config.json"]
 
 
 def test_json_is_one_document_with_the_config_in_it(daemon: FakeDaemon, run: Run) -> None:

@@ -3,14 +3,16 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cache_server.library import BlobDescriptor
-from cache_server.sources.credentials import Credentials
+from cache_server.sources.credentials import Credentials, Keyring
 from cache_server.sources.manifest import ResolvedImage
+from cache_server.sources.network import Network, NetworkSettings
 from cache_server.sources.reference import RegistryReference, parse_reference
-from cache_server.sources.registry import RegistrySource, make_client
+from cache_server.sources.registry import RegistrySource
 from snapshotter.errors import (
     AccessDeniedError,
     CorruptError,
@@ -27,17 +29,36 @@ LAYER = Layer([file("a", b"x" * 100_000)], compression="none")
 IMAGE = Image([LAYER], cmd=["run"])
 
 
+PASSWORD = Credentials("u", "p", "/known.json (it)")
+
+
+class KnownKeyring(Keyring):
+    """Has the same credentials for every registry; counts how often it was asked."""
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        super().__init__(usual=["/known.json"])
+        self.credentials = credentials
+        self.asked = 0
+
+    async def find(self, reference: RegistryReference) -> Credentials | None:
+        self.asked += 1
+        return self.credentials
+
+
 @asynccontextmanager
 async def source_of(
-    text: str, credentials: Credentials | None = None
+    text: str, credentials: Credentials | None = None, **settings: Any
 ) -> AsyncIterator[RegistrySource]:
     reference = parse_reference(text)
     assert isinstance(reference, RegistryReference)
-    async with make_client() as client:
-        yield RegistrySource(reference, client, credentials=credentials, backoff_s=0.0)
+    network = Network(NetworkSettings(**settings), environ={})
+    try:
+        yield RegistrySource(reference, network, keyring=KnownKeyring(credentials), backoff_s=0.0)
+    finally:
+        await network.aclose()
 
 
-def resolve(text: str, architecture: str = "amd64", **options: Credentials) -> ResolvedImage:
+def resolve(text: str, architecture: str = "amd64", **options: Any) -> ResolvedImage:
     async def run() -> ResolvedImage:
         async with source_of(text, **options) as source:
             return await source.resolve(architecture)
@@ -45,9 +66,9 @@ def resolve(text: str, architecture: str = "amd64", **options: Credentials) -> R
     return asyncio.run(run())
 
 
-def download(text: str, descriptor: BlobDescriptor) -> bytes:
+def download(text: str, descriptor: BlobDescriptor, **options: Any) -> bytes:
     async def run() -> bytes:
-        async with source_of(text) as source, source.open_blob(descriptor) as pieces:
+        async with source_of(text, **options) as source, source.open_blob(descriptor) as pieces:
             return b"".join([piece async for piece in pieces])
 
     return asyncio.run(run())
@@ -104,7 +125,7 @@ def test_credentials_go_to_the_token_service_alone() -> None:
         return serve_image(request)
 
     with scripted(answer) as server:
-        assert resolve(f"{server.address}/a:v1", credentials=("u", "p")).digest == IMAGE.digest
+        assert resolve(f"{server.address}/a:v1", credentials=PASSWORD).digest == IMAGE.digest
 
 
 @pytest.mark.parametrize("challenge", ["", 'Basic realm="x"', 'Bearer service="x"'])
