@@ -21,6 +21,7 @@ from cache_server.answers import Answers
 from cache_server.companions import Companions, Trail
 from cache_server.connection import Connection, Service
 from cache_server.library import Library
+from cache_server.limits import IngestLimits
 from cache_server.listening import Listener, listen_on
 from cache_server.prepare import OpenSource, Preparer
 from snapshotter.cache_v1.protocol import encode_response, error_response
@@ -60,6 +61,7 @@ class Server:
         *,
         token: str | None = None,
         limits: Limits = Limits(),
+        ingest_limits: IngestLimits = IngestLimits(),
     ) -> None:
         self.counters = Counters()
         self._limits = limits
@@ -70,6 +72,7 @@ class Server:
             open_source,
             workers=limits.prepare_workers,
             queue=limits.prepare_queue,
+            limits=ingest_limits,
         )
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._trails: dict[int, tuple[Trail, int]] = {}

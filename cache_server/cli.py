@@ -79,6 +79,16 @@ AuthfileOption = Annotated[
         show_default=False,
     ),
 ]
+LimitOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--limit",
+        metavar="NAME=NUMBER",
+        help="How large a layer or image may be, such as layer_bytes=50G; may be repeated. "
+        "A name that is none lists them all.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -104,6 +114,7 @@ def serve(
         typer.Option("--socket", help="The Unix socket to serve on.", show_default=False),
     ] = None,
     token_file: TokenOption = None,
+    limit: LimitOption = None,
     log_level: Annotated[str, typer.Option("--log-level", help="info or debug.")] = "info",
 ) -> None:
     """Serve images to snapshotters until SIGTERM.
@@ -111,6 +122,7 @@ def serve(
     Only this user and root can connect. The log goes to stderr, one JSON object a line.
     """
     from cache_server import serving
+    from cache_server.limits import parse_limits
     from snapshotter.errors import InvalidInputError
     from snapshotter.paths import default_paths
     from snapshotter.telemetry import configure_logging
@@ -123,6 +135,7 @@ def serve(
         root or paths.server_root,
         (socket or paths.cache_socket).absolute(),
         token=_token(token_file),
+        limits=parse_limits(limit or ()),
     )
 
 
@@ -134,6 +147,7 @@ def import_(
     refresh: RefreshOption = False,
     authfile: AuthfileOption = None,
     token_file: TokenOption = None,
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make an image ready: download its layers, and merge what they say.
@@ -149,6 +163,7 @@ def import_(
     import structlog
 
     from cache_server.importing import import_image
+    from cache_server.limits import parse_limits
     from snapshotter.authfiles import chosen_authfile
     from snapshotter.cache_v1.protocol import Prepare
     from snapshotter.paths import default_paths
@@ -165,7 +180,11 @@ def import_(
     )
     with _ProgressBar(image) as bar:
         prepared = import_image(
-            root or default_paths().server_root, request, bar.show, token=_token(token_file)
+            root or default_paths().server_root,
+            request,
+            bar.show,
+            token=_token(token_file),
+            limits=parse_limits(limit or ()),
         )
     _print_prepared(image, prepared, as_json=json)
 

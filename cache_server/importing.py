@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cache_server.library import Library
+from cache_server.limits import IngestLimits
 from cache_server.prepare import Preparer
 from cache_server.root_lock import RootInUseError, RootLock
 from cache_server.sources.opening import Sources
@@ -20,18 +21,24 @@ from snapshotter.framing import FrameDecoder, encode_frame
 OnProgress = Callable[[Progress], None]
 _ANSWER_TIMEOUT_S = 60.0
 _START_PATIENCE_S = 5.0
+_DEFAULT_LIMITS = IngestLimits()
 
 
 def import_image(
-    root: Path, request: Prepare, on_progress: OnProgress, *, token: str | None = None
+    root: Path,
+    request: Prepare,
+    on_progress: OnProgress,
+    *,
+    token: str | None = None,
+    limits: IngestLimits = _DEFAULT_LIMITS,
 ) -> Prepared:
-    """Prepares an image in ``root``; blocks until it is done.
+    """Prepares an image in ``root``; blocks until it is done. A server has limits of its own.
 
     Raises what a prepare raises, and BusyError while another import works on the root.
     """
     try:
         with RootLock(root):
-            return asyncio.run(_import_here(root, request, on_progress))
+            return asyncio.run(_import_here(root, request, on_progress, limits))
     except RootInUseError as busy:
         if busy.holder is None or busy.holder.socket is None:
             raise
@@ -87,10 +94,12 @@ def _connect(path: str) -> socket.socket:
             time.sleep(0.05)
 
 
-async def _import_here(root: Path, request: Prepare, on_progress: OnProgress) -> Prepared:
+async def _import_here(
+    root: Path, request: Prepare, on_progress: OnProgress, limits: IngestLimits
+) -> Prepared:
     sources = Sources()
     with Library(root) as library:
-        preparer = Preparer(library, sources.open)
+        preparer = Preparer(library, sources.open, limits=limits)
         try:
             preparation = preparer.start(request)
             while not (await asyncio.wait({preparation.task}, timeout=0.2))[0]:

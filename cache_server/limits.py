@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+from snapshotter.errors import InvalidInputError
+
+_UNITS = {"k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +40,23 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive")
+
+
+def parse_limits(settings: Iterable[str]) -> IngestLimits:
+    """Limits as ``NAME=NUMBER`` each, the others as by default; InvalidInputError says what can be.
+
+    A number may end with k, M, G or T (powers of 1024).
+    """
+    given = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        unit = _UNITS.get(text[-1:], 1)
+        digits = text[:-1] if unit > 1 else text
+        is_number = digits.isascii() and digits.isdigit() and len(digits) < 20
+        if name not in IngestLimits.__struct_fields__ or not is_number or not int(digits):
+            raise InvalidInputError(
+                f"limit {setting[:100]!r}: write NAME=NUMBER, positive, with one of the names "
+                + ", ".join(IngestLimits.__struct_fields__)
+            )
+        given[name] = int(digits) * unit
+    return IngestLimits(**given)

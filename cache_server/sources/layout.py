@@ -13,7 +13,7 @@ from cache_server.sources.manifest import (
     MAX_CONFIG_BYTES,
     MAX_MANIFEST_BYTES,
     Descriptor,
-    check_blob,
+    check_described,
     fits,
     parse_document,
 )
@@ -44,7 +44,7 @@ class LayoutSource(ManifestSource):
         if not index.is_index:
             raise InvalidInputError(f"{self.name}: index.json lists no manifests")
         chosen = self._tagged(index.manifests or [], architecture)
-        return check_blob(await self._manifest(chosen), chosen.digest, f"manifest of {self.name}")
+        return check_described(await self._manifest(chosen), chosen, f"manifest of {self.name}")
 
     def _tagged(self, listed: list[Descriptor], architecture: str) -> Descriptor:
         """The entry with the wanted tag; several of one tag are told apart by platform."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from cache_server.library import BlobDescriptor
 from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError, UnsupportedError
+from snapshotter.names import MAX_CONTENT_SIZE
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
     """A reference to a blob, as manifests and indexes hold it."""
 
     digest: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTENT_SIZE)]
     media_type: str = ""
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
@@ -110,8 +111,19 @@ def check_blob(data: bytes, digest: str, what: str) -> bytes:
     return data
 
 
+def check_described(data: bytes, descriptor: Descriptor, what: str) -> bytes:
+    """``data``, if it has the size and the digest that the descriptor says; else CorruptError."""
+    if len(data) != descriptor.size:
+        raise CorruptError(f"{what}: {len(data)} bytes, not {descriptor.size}")
+    return check_blob(data, descriptor.digest, what)
+
+
 def parse_document(data: bytes, what: str) -> Document:
-    """A manifest or an index; InvalidInputError, or UnsupportedError for an ancient manifest."""
+    """A manifest or an index; InvalidInputError, or UnsupportedError for an ancient manifest.
+
+    What could be read as either is neither: two readers of one digest must see one image
+    (distribution-spec's advisory GHSA-mc8v-mgrf-8f4m).
+    """
     document = _decode(data, Document, what)
     if document.schema_version == 1:
         raise UnsupportedError(
@@ -120,6 +132,10 @@ def parse_document(data: bytes, what: str) -> Document:
         )
     if not document.is_index and (document.config is None or document.layers is None):
         raise InvalidInputError(f"{what}: neither an image manifest nor an index")
+    if document.is_index and (document.config is not None or document.layers is not None):
+        raise InvalidInputError(f"{what}: an index with the fields of an image manifest")
+    if document.media_type in (MANIFEST_TYPES if document.is_index else INDEX_TYPES):
+        raise InvalidInputError(f"{what}: its content is not of its type {document.media_type}")
     return document
 
 

@@ -10,7 +10,7 @@ from cache_server.library import BlobDescriptor
 from cache_server.sources.manifest import (
     Descriptor,
     ResolvedImage,
-    check_blob,
+    check_described,
     choose,
     parse_document,
     resolved,
@@ -53,9 +53,8 @@ class ManifestSource(Source):
                 config = await self._checked_config(document.config)
                 return resolved(data, config, architecture, self.name)
             chosen = choose(document, architecture, self.name)
-            data = check_blob(
-                await self._manifest(chosen), chosen.digest, f"manifest of {self.name}"
-            )
+            manifest = await self._manifest(chosen)
+            data = check_described(manifest, chosen, f"manifest of {self.name}")
         raise InvalidInputError(f"{self.name}: indexes nested deeper than {_MAX_INDEX_DEPTH}")
 
     @abstractmethod
@@ -72,4 +71,4 @@ class ManifestSource(Source):
 
     async def _checked_config(self, descriptor: Descriptor) -> bytes:
         data = await self._config(descriptor)
-        return check_blob(data, descriptor.digest, f"config of {self.name}")
+        return check_described(data, descriptor, f"config of {self.name}")

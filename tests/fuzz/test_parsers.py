@@ -6,6 +6,8 @@ import json
 import struct
 import zlib
 
+import pytest
+
 from cache_server.formats.compression import decompress
 from cache_server.formats.tar import read_tar
 from cache_server.limits import IngestLimits
@@ -26,6 +28,8 @@ from tests.support.fuzzing import corpus, fuzz
 from tests.support.images import Image, Layer, file
 from tests.support.trees import describe
 
+# With SNAPSHOTTER_LONG=1 a test takes many minutes.
+pytestmark = pytest.mark.timeout(7200)
 LIMITS = IngestLimits(layer_bytes=16 << 20, path_depth=200)
 
 

@@ -173,3 +173,15 @@ def test_known_image_needs_no_registry_but_refresh_does(registry: Registry, tmp_
         assert registry.address in refused.stderr
     finally:
         registry.start()
+
+
+def test_limits_hold_for_import_and_for_a_server(tmp_path: Path, layout: str) -> None:
+    limit = ("--limit", "layer_entries=5")
+    refused = command("import", layout, "--root", tmp_path / "other", *limit)
+    assert (refused.returncode, "5, " in refused.stderr) == (2, True), refused.stderr
+    assert "at entry" in refused.stderr
+    with serving(tmp_path, *limit):
+        by_server = command("import", layout, "--root", tmp_path / "root")
+    assert (by_server.returncode, "at entry" in by_server.stderr) == (2, True), by_server.stderr
+    unknown = command("import", layout, "--root", tmp_path / "other", "--limit", "size=1")
+    assert (unknown.returncode, "layer_bytes" in unknown.stderr) == (2, True)

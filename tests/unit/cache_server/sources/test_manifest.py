@@ -2,9 +2,18 @@ import json
 
 import pytest
 
-from cache_server.sources.manifest import Platform, choose, fits, parse_document, resolved
-from snapshotter.errors import InvalidInputError, NotFoundError
+from cache_server.sources.manifest import (
+    Descriptor,
+    Platform,
+    check_described,
+    choose,
+    fits,
+    parse_document,
+    resolved,
+)
+from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError, UnsupportedError
 from tests.support.images import Image, Layer, file
+from tests.support.images import sha256_of as digest_of
 
 LAYER = Layer([file("a")])
 
@@ -69,3 +78,68 @@ def test_hostile_digest_in_manifest_is_refused() -> None:
     hostile = image.manifest.replace(LAYER.descriptor["digest"].encode(), b"sha256:../../x")
     with pytest.raises(InvalidInputError, match="digest"):
         resolved(hostile, image.config, "amd64", "x")
+
+
+def test_size_and_digest_must_be_the_descriptors() -> None:
+    data = b"data"
+    right = Descriptor(digest_of(data), 4)
+    assert check_described(data, right, "x") == data
+    for wrong in (Descriptor(right.digest, 3), Descriptor(digest_of(b"atad"), 4)):
+        with pytest.raises(CorruptError, match="x: "):
+            check_described(data, wrong, "x")
+
+
+CONFIG = {"digest": "sha256:" + "1" * 64, "size": 1}
+BAD_DOCUMENTS: dict[str, object] = {
+    "nothing": {},
+    "no layers": {"config": CONFIG},
+    "no config": {"layers": []},
+    "list": [],
+    "text": "manifest",
+    "layers of another type": {"config": CONFIG, "layers": {}},
+    "size of another type": {"config": {**CONFIG, "size": "1"}, "layers": []},
+    "size beyond 64 bits": {"config": {**CONFIG, "size": 1 << 70}, "layers": []},
+    "digest of another type": {"config": {**CONFIG, "digest": 1}, "layers": []},
+    "both": {"config": CONFIG, "layers": [], "manifests": []},
+    "index with layers": {"manifests": [], "layers": []},
+    "index that says manifest": {
+        "manifests": [],
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+    },
+    "manifest that says index": {
+        "config": CONFIG,
+        "layers": [],
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+    },
+}
+
+
+@pytest.mark.parametrize("document", BAD_DOCUMENTS.values(), ids=BAD_DOCUMENTS.keys())
+def test_what_is_no_document_is_refused(document: object) -> None:
+    with pytest.raises(InvalidInputError, match="some image"):
+        parse_document(json.dumps(document).encode(), "some image")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"layers":1e999}'])
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInputError, match="some image"):
+        parse_document(data, "some image")
+
+
+def test_ancient_manifests_are_told_apart() -> None:
+    with pytest.raises(UnsupportedError, match="schema 1"):
+        parse_document(b'{"schemaVersion": 1, "fsLayers": []}', "some image")
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b'{"rootfs": {"diff_ids": "x"}}', b'{"os": 1}'])
+def test_what_is_no_config_is_refused(config: bytes) -> None:
+    with pytest.raises(InvalidInputError, match="config of some image"):
+        resolved(Image([LAYER]).manifest, config, "amd64", "some image")
+
+
+def test_layers_of_negative_size_are_refused() -> None:
+    image = Image([LAYER])
+    size = str(len(LAYER.blob)).encode()
+    hostile = image.manifest.replace(b'"size":' + size, b'"size":-' + size)
+    with pytest.raises(InvalidInputError, match="size"):
+        resolved(hostile, image.config, "amd64", "some image")
