@@ -223,7 +223,7 @@ def _fourth() -> list[Entry]:
         directory("tree", mode=0o700, uid=70_000, mtime_ns=9 * _S),
         whiteout("kinds/none"),
         directory("twice", mtime_ns=9 * _S),
-        directory("kinds", mode=0o1777, mtime_ns=9 * _S),
+        directory("kinds", mode=0o1777, uid=4_294_967_294, mtime_ns=9 * _S),
         directory("gone", mtime_ns=9 * _S),
         opaque("gone"),
     ]
