@@ -21,6 +21,7 @@ import structlog
 
 from cache_server.answers import Answers
 from cache_server.companions import Trail
+from cache_server.library import ChunkLocation
 from cache_server.prepare import Preparation, Preparer
 from snapshotter.cache_v1 import protocol
 from snapshotter.cache_v1.protocol import (
@@ -37,6 +38,7 @@ from snapshotter.cache_v1.protocol import (
 )
 from snapshotter.errors import (
     AccessDeniedError,
+    CorruptError,
     InvalidInputError,
     SnapshotterError,
     UnsupportedError,
@@ -50,6 +52,10 @@ _HEARTBEAT_S = 9.0
 _STALL_S = 30
 """A client that leaves an answer unread for so long is cut off."""
 _RECEIVE_BYTES = 1 << 16
+_SO_SNDBUFFORCE = 32
+"""Of asm-generic/socket.h; the socket module has no name for it."""
+_SEND_BUFFER_BYTES = 1 << 20
+"""A whole chunk, so that sender and receiver need not wake each other for every part of it."""
 _TIMEOUT = struct.Struct("ll")
 
 T = TypeVar("T")
@@ -83,6 +89,7 @@ class Connection:
         idle = _TIMEOUT.pack(int(seconds), int(fraction * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, idle)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEOUT.pack(_STALL_S, 0))
+        self._enlarge_send_buffer()
         try:
             while (payload := self._next_frame()) is not None and self._exchange(payload):
                 pass
@@ -90,6 +97,12 @@ class Connection:
             self._send_last(error)
         except OSError:
             pass  # the client left, or was idle or stalled for too long
+
+    def _enlarge_send_buffer(self) -> None:
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER_BYTES)
+        except PermissionError:  # not root: as much as the system allows
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
     def _next_frame(self) -> bytes | None:
         """The next request's payload, None at the end of the stream."""
@@ -150,12 +163,24 @@ class Connection:
 
     def _fetch(self, request: Fetch) -> None:
         """Asked chunks in order, then companions, then the end; a few MiB at a time."""
-        steps = self._service.answers.fetch(request, self._trail)
-        is_last = False
-        while not is_last:
+        parts = self._service.answers.fetch(request, self._trail)
+        while True:
             with self._service.reads:
-                part, is_last = next(steps)
-            self._socket.sendall(part)
+                part = next(parts, None)
+            if part is None:
+                return
+            if isinstance(part, bytes):
+                self._socket.sendall(part)
+            else:
+                self._send_stored(part)
+
+    def _send_stored(self, location: ChunkLocation) -> None:
+        try:
+            self._service.answers.library.send_located(location, self._socket.fileno())
+        except CorruptError as error:
+            # Its length is announced already: all that can be said now is that it ends here.
+            log.exception("chunk cannot be read to its end")
+            raise ConnectionAbortedError(str(error)) from error
 
     def _prepare(self, request: Prepare) -> None:
         preparation = self._on_loop(self._start(request)).result()

@@ -133,12 +133,30 @@ class Library:
 
     def read_located(self, digest: bytes, location: ChunkLocation) -> bytes:
         """A chunk's bytes from where it is stored, verified; else CorruptError naming the pack."""
-        where = f"chunk {format_digest(digest)} in pack {location.source.path}"
-        stored = self._packs.read(location.source.path, location.offset, location.length)
-        data = self._decompress(stored, where) if location.codec == Codec.ZSTD else stored
+        data = self.read_unverified(digest, location)
         if sha256(data) != digest:
-            raise CorruptError(f"{where} at {location.offset}: its bytes are not its digest's")
+            raise CorruptError(
+                f"{_where(digest, location)} at {location.offset}: its bytes are not its digest's"
+            )
         return data
+
+    def read_unverified(self, digest: bytes, location: ChunkLocation) -> bytes:
+        """The same for those who compare digests themselves; CorruptError if it is unreadable."""
+        stored = self._packs.read(location.source.path, location.offset, location.length)
+        if location.codec == Codec.RAW:
+            return stored
+        return self._decompress(stored, _where(digest, location))
+
+    def check_located(self, location: ChunkLocation) -> None:
+        """Raises CorruptError, naming the pack, if what is to be sent from it is not there."""
+        self._packs.check(location.source.path, location.offset, location.length)
+
+    def send_located(self, location: ChunkLocation, target: int) -> None:
+        """Sends a chunk that is stored raw to a blocking socket, unverified and uncopied.
+
+        Raises CorruptError, naming the pack, if it ends too early, OSError if the peer is gone.
+        """
+        self._packs.send(location.source.path, location.offset, location.length, target)
 
     def _decompress(self, frame: bytes, where: str) -> bytes:
         decompressor = getattr(self._local, "decompressor", None)
@@ -309,6 +327,10 @@ class _ListingWriter:
         self._pieces.append(self._compressor.compress(self._pending))
         self._pieces.append(self._compressor.flush())
         return b"".join(self._pieces)
+
+
+def _where(digest: bytes, location: ChunkLocation) -> str:
+    return f"chunk {format_digest(digest)} in pack {location.source.path}"
 
 
 def _lock(directory: Path) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,16 +156,43 @@ class Packs:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """``length`` stored bytes of a pack; CorruptError if it does not have them. Any thread."""
+        with self._reader(name) as descriptor:
+            return self._read_at(descriptor, name, offset, length)
+
+    def check(self, name: str, offset: int, length: int) -> None:
+        """Raises CorruptError unless the pack is there and long enough. Any thread."""
+        with self._reader(name) as descriptor:
+            size = os.fstat(descriptor).st_size
+        if size < offset + length:
+            raise CorruptError(f"pack {name}: {size} bytes, and {length} are due at {offset}")
+
+    def send(self, name: str, offset: int, length: int, target: int) -> None:
+        """Sends stored bytes to a blocking socket, uncopied. Any thread.
+
+        Raises CorruptError if the pack ends too early, OSError if the peer does not take them.
+        """
+        with self._reader(name) as descriptor:
+            at, end = offset, offset + length
+            while at < end:
+                sent = os.sendfile(target, descriptor, at, end - at)
+                if not sent:
+                    raise CorruptError(f"pack {name}: {at - offset} of {length} bytes at {offset}")
+                at += sent
+
+    @contextmanager
+    def _reader(self, name: str) -> Iterator[int]:
+        """A descriptor for reading the pack; CorruptError if it cannot be opened."""
         descriptor = self._readers.get(name)
         if descriptor is not None:
-            return self._read_at(descriptor, name, offset, length)
+            yield descriptor
+            return
         descriptor = self._open(name)
         with self._lock:
             is_kept = name not in self._readers and len(self._readers) < _MAX_OPEN
             if is_kept:
                 self._readers[name] = descriptor
         try:
-            return self._read_at(descriptor, name, offset, length)
+            yield descriptor
         finally:
             if not is_kept:
                 os.close(descriptor)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import stat
 import struct
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cache_server.app import Limits
+from cache_server.library import Codec
 from snapshotter.framing import encode_frame
 from snapshotter.names import ContentName
 from snapshotter.projection.image_reader import ImageReader
@@ -226,6 +228,23 @@ class TestOperations:
             before, corrupt, after = client.fetch(asked)
         assert (corrupt[0]["code"], corrupt[0]["chunk"]) == ("corrupt", asked[1])
         assert (before[1], after[1]) == (SMALL[6], SMALL[8])
+
+    def test_a_large_chunk_comes_from_its_pack_or_fails_alone(self, tmp_path: Path) -> None:
+        noise = random.Random(1).randbytes(3 << 20)
+        write_layout(tmp_path / "oci", {"v1": Image([Layer([file("noise", noise)])])})
+        chunks = [noise[at : at + (1 << 20)] for at in range(0, len(noise), 1 << 20)]
+        asked = [digest_of(chunk) for chunk in chunks]
+        with running_server(tmp_path) as own, own.client() as client:
+            client.ask(prepare_request(own))
+            assert [body for _, body in client.fetch(asked)] == chunks
+            location = own.library.locate(hashlib.sha256(chunks[2]).digest())
+            assert location.codec == Codec.RAW
+            pack = tmp_path / "root" / "packs" / location.source.path
+            os.truncate(pack, location.offset + location.length - 1)
+            first, second, cut = client.fetch(asked)
+            assert [first[1], second[1]] == chunks[:2]
+            assert (cut[0]["code"], cut[0]["chunk"]) == ("corrupt", asked[2])
+            assert client.ask({"op": "ping"})["status"] == "ready"
 
     def test_empty_fetch_is_done(self, client: Client) -> None:
         assert client.fetch([]) == []

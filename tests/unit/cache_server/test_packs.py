@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -88,4 +89,32 @@ def test_reads_beyond_the_end_are_refused(tmp_path: Path) -> None:
         packs.read("000001.pack", -3, 3)
     with pytest.raises(CorruptError, match="000009"):
         packs.read("000009.pack", 0, 1)
+    packs.close()
+
+
+def test_sending_goes_on_after_short_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "000001.pack").write_bytes(bytes(range(100)))
+    packs = Packs(tmp_path, {"000001.pack": 100})
+    sendfile = os.sendfile
+    monkeypatch.setattr(
+        "cache_server.packs.os.sendfile",
+        lambda target, source, offset, count: sendfile(target, source, offset, min(count, 7)),
+    )
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        packs.check("000001.pack", 10, 90)
+        packs.send("000001.pack", 10, 90, sender.fileno())
+        assert receiver.recv(1000) == bytes(range(10, 100))
+    packs.close()
+
+
+def test_sending_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "000001.pack").write_bytes(b"12345")
+    packs = Packs(tmp_path, {"000001.pack": 5})
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        with pytest.raises(CorruptError, match="000001"):
+            packs.check("000001.pack", 3, 3)
+        with pytest.raises(CorruptError, match="2 of 3 bytes"):
+            packs.send("000001.pack", 3, 3, sender.fileno())
     packs.close()
