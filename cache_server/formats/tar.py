@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from cache_server.formats.tar_entry import GNU_SPARSE, parse_entry, raw_name
 from cache_server.formats.tar_fields import (
@@ -60,45 +59,48 @@ def read_tar(
         if kind in b"xgLK":
             extensions = _read_extension(source, header, kind, extensions, limits)
             continue
-        member = _member(source, header, kind, extensions, limits)
+        entry, stored_bytes, sparse = _member(source, header, kind, extensions, limits)
         extensions = Extensions()
-        entry = member.entry
         if entry is not None:
             yield entry
-        if member.stored_bytes or member.sparse is not None:
-            for piece in _content(source, member, text(header[:100])):
-                if entry is not None and entry.size:
-                    yield piece
+        if sparse is not None:
+            pieces = _sparse_content(source, sparse, stored_bytes, header)
+        elif stored_bytes:
+            pieces = _content(source, stored_bytes, header)
+        else:
+            continue
+        is_wanted = entry is not None and entry.size > 0
+        for piece in pieces:
+            if is_wanted:
+                yield piece
     source.drain()
 
 
-class _Member(NamedTuple):
-    entry: LayerEntry | None
-    """None for what is to be skipped."""
-    stored_bytes: int
-    """Bytes of data that follow, without their padding."""
-    sparse: SparseMap | None
-
-
-def _content(source: _Stream, member: _Member, name: bytes) -> Iterator[memoryview]:
-    sparse, size = member.sparse, member.stored_bytes
-    pieces = _plain_content(source, size) if sparse is None else expand(sparse, source.take)
-    try:
-        yield from pieces
-        if source.take(-size % BLOCK_SIZE) is None:
-            raise CorruptError("truncated behind it")  # noqa: TRY301 - named below
-    except CorruptError as error:
-        raise CorruptError(f"tar: content of {show(name)}: {error}") from error
-
-
-def _plain_content(source: _Stream, size: int) -> Iterator[memoryview]:
+def _content(source: _Stream, size: int, header: bytes) -> Iterator[memoryview]:
     left = size
     while left:
         piece = source.take(min(left, CHUNK_SIZE))
         if piece is None:
-            raise CorruptError("truncated")
+            raise _truncated(header)
         left -= len(piece)
         yield piece
+    if source.take(-size % BLOCK_SIZE) is None:
+        raise _truncated(header)
+
+
+def _sparse_content(
+    source: _Stream, sparse: SparseMap, stored_bytes: int, header: bytes
+) -> Iterator[memoryview]:
+    try:
+        yield from expand(sparse, source.take)
+    except CorruptError as error:
+        raise _truncated(header) from error
+    if source.take(-stored_bytes % BLOCK_SIZE) is None:
+        raise _truncated(header)
+
+
+def _truncated(header: bytes) -> CorruptError:
+    return CorruptError(f"tar: truncated in the content of {show(text(header[:100]))}")
 
 
 class _Stream:
@@ -188,8 +190,11 @@ def _read_extension(
 
 def _member(
     source: _Stream, header: bytes, kind: bytes, extensions: Extensions, limits: IngestLimits
-) -> _Member:
-    """The entry of a header and what data follows it; a map of sparse parts is read on the way."""
+) -> tuple[LayerEntry | None, int, SparseMap | None]:
+    """The entry of a header (None: to be skipped), the bytes of data behind it, and their map.
+
+    A map that stands in front of the data is read on the way.
+    """
     raw = raw_name(header, kind, extensions)
     sparse = None
     try:
@@ -206,4 +211,4 @@ def _member(
             raise InvalidInputError(
                 f"tar: entry {show(raw)}: {entry.size} bytes ({limits.layer_bytes} at most)"
             )
-    return _Member(entry, size, sparse)
+    return entry, size, sparse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from functools import lru_cache
 
 from cache_server.formats.tar_fields import Extensions, parse_number, parse_path, text
 from cache_server.formats.tar_sparse import has_pax_map
@@ -68,10 +69,10 @@ def parse_entry(
             return (marker if marker.kind != EntryKind.NODE else None), size
     entry = LayerEntry(EntryKind.NODE, path)
     entry.mode = parse_number(header[100:108], "mode") & 0o7777
-    entry.uid = _owner(extensions.number(b"uid", header[108:116]), "uid")
-    entry.gid = _owner(extensions.number(b"gid", header[116:124]), "gid")
+    entry.uid = _owner(extensions.number("uid", header[108:116]), "uid")
+    entry.gid = _owner(extensions.number("gid", header[116:124]), "gid")
     entry.mtime_ns = extensions.time_ns(header[136:148])
-    device = _device(header)
+    device = _device(header[257:263], header[329:345])
     if extensions.pax:
         entry.xattrs = _fitting(kind, extensions.xattrs(entry.mode, limits.xattr_bytes))
     if is_regular:
@@ -89,16 +90,16 @@ def parse_entry(
 
 def _checked_path(raw: bytes, limits: IngestLimits) -> bytes:
     path = parse_path(raw)
+    if len(path) <= limits.path_bytes and path.count(b"/") <= limits.path_depth:
+        return path
     if len(path) > limits.path_bytes:
         raise InvalidInputError(f"path of {len(path)} bytes ({limits.path_bytes} at most)")
-    if path.count(b"/") > limits.path_depth:
-        raise InvalidInputError(f"path below more than {limits.path_depth} directories")
-    return path
+    raise InvalidInputError(f"path below more than {limits.path_depth} directories")
 
 
 def _stored_size(header: bytes, extensions: Extensions, *, is_regular: bool) -> int:
     """The bytes of data behind a header; only regular files have any, whatever it says."""
-    size = extensions.number(b"size", header[124:136])
+    size = extensions.number("size", header[124:136])
     if not is_regular:
         if extensions.pax and has_pax_map(extensions.pax):
             raise InvalidInputError("a sparse map is for regular files")
@@ -108,13 +109,12 @@ def _stored_size(header: bytes, extensions: Extensions, *, is_regular: bool) -> 
     return size
 
 
-def _device(header: bytes) -> tuple[int, int]:
+@lru_cache(maxsize=256)
+def _device(magic: bytes, fields: bytes) -> tuple[int, int]:
     """Major and minor, which every header but a v7 one has; a bad one is bad in any entry."""
-    if header[257:263] not in (_USTAR, _GNU):
+    if magic not in (_USTAR, _GNU):
         return 0, 0
-    return parse_number(header[329:337], "device major"), parse_number(
-        header[337:345], "device minor"
-    )
+    return parse_number(fields[:8], "device major"), parse_number(fields[8:], "device minor")
 
 
 def _fitting(kind: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:

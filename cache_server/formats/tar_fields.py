@@ -41,21 +41,23 @@ class Extensions:
         self.long_link: bytes | None = None
         self.pax: dict[bytes, bytes] = {}
 
-    def number(self, key: bytes, field: bytes) -> int:
+    def number(self, key: str, field: bytes) -> int:
         """The integer of pax record ``key``, else that of the header's field."""
-        value = self.pax.get(key)
+        value = self.pax.get(key.encode()) if self.pax else None
         if value is None:
-            return parse_number(field, key.decode())
+            return parse_number(field, key)
         if _INTEGER.fullmatch(value) is None:
-            raise InvalidInputError(f"pax {key.decode()} is not a number: {show(value)}")
+            raise InvalidInputError(f"pax {key} is not a number: {show(value)}")
         return int(value)
 
     def time_ns(self, field: bytes) -> int:
         """The modification time in ns; the epoch for one that 64 bits cannot hold."""
-        for key in (b"atime", b"ctime"):
-            if key in self.pax:
-                parse_time_ns(self.pax[key])
-        value = self.pax.get(b"mtime")
+        value = None
+        if self.pax:
+            for key in (b"atime", b"ctime"):
+                if key in self.pax:
+                    parse_time_ns(self.pax[key])
+            value = self.pax.get(b"mtime")
         time_ns = parse_number(field, "mtime") * _NS if value is None else parse_time_ns(value)
         return time_ns if -_INT64 <= time_ns < _INT64 else 0
 

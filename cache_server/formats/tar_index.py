@@ -111,7 +111,7 @@ def _length(header: bytes, extensions: Extensions) -> int:
         raise UnsupportedError(f"sparse file {show(text(header[:100]))} in an archive of an image")
     if kind in _EXTENSIONS:
         return parse_number(header[124:136], "size")
-    return extensions.number(b"size", header[124:136]) if kind in _PLAIN else 0
+    return extensions.number("size", header[124:136]) if kind in _PLAIN else 0
 
 
 def _extended(descriptor: int, extent: Extent, kind: bytes, extensions: Extensions) -> Extensions:

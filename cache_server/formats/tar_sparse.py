@@ -24,6 +24,7 @@ ZERO_CHUNK = memoryview(bytes(CHUNK_SIZE)).toreadonly()
 _BLOCK_SIZE = 512
 _NUMBER = 12
 _KEY = b"GNU.sparse."
+_MAJOR, _MINOR, _MAP = _KEY + b"major", _KEY + b"minor", _KEY + b"map"
 Take = Callable[[int], memoryview | None]
 """Gives the next bytes of the archive, None where it ends before."""
 
@@ -42,9 +43,9 @@ class SparseMap(NamedTuple):
 
 def has_pax_map(pax: dict[bytes, bytes]) -> bool:
     """Whether pax records describe a sparse file in a version that is known, as Go decides it."""
-    version = pax.get(_KEY + b"major"), pax.get(_KEY + b"minor")
+    version = pax.get(_MAJOR), pax.get(_MINOR)
     if version == (None, None):
-        return _KEY + b"map" in pax
+        return _MAP in pax
     return version in ((b"1", b"0"), (b"0", b"0"), (b"0", b"1"))
 
 
@@ -56,10 +57,10 @@ def read_pax_map(pax: dict[bytes, bytes], stored_size: int, take: Take) -> tuple
     """
     size_text = pax.get(_KEY + b"size") or pax.get(_KEY + b"realsize")
     size = stored_size if size_text is None else _decimal(size_text)
-    if pax.get(_KEY + b"major") == b"1":
+    if pax.get(_MAJOR) == b"1":
         numbers, used = _read_text_map(take, stored_size)
     else:
-        text = pax.get(_KEY + b"map", b"")
+        text = pax.get(_MAP, b"")
         numbers, used = [_decimal(part) for part in text.split(b",")] if text else [], 0
         count = _decimal(pax.get(_KEY + b"numblocks", b""))
         if len(numbers) != 2 * count:
