@@ -8,6 +8,7 @@ import structlog
 
 from cache_server.companions import Companions, Trail
 from cache_server.library import ChunkLocation, Codec, Library
+from cache_server.trees import Trees
 from snapshotter.cache_v1.protocol import (
     MAX_CHUNK_TABLE_BYTES,
     MAX_FETCH_CHUNKS,
@@ -15,14 +16,18 @@ from snapshotter.cache_v1.protocol import (
     Data,
     Done,
     Fetch,
+    List,
+    MetadataImage,
+    Read,
     Response,
+    Stat,
     encode_response,
     error_response,
 )
-from snapshotter.digest import format_digest, parse_digest
+from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import InvalidInputError, NotFoundError, SnapshotterError
 from snapshotter.framing import encode_frame
-from snapshotter.names import CHUNK_SIZE, ContentName
+from snapshotter.names import CHUNK_SIZE, MAX_CONTENT_SIZE, ContentName
 from snapshotter.telemetry import Counters
 
 _STEP_BYTES = 2 << 20
@@ -35,6 +40,9 @@ anyway; to do it here too would take half the time of sending it."""
 Part = bytes | ChunkLocation
 """Bytes to be sent, or a chunk to be sent straight from its pack."""
 
+Browse = List | Stat | Read
+"""What is asked about an image's tree, by a path."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -43,21 +51,37 @@ class Answers:
 
     def __init__(self, library: Library, companions: Companions, counters: Counters) -> None:
         self.companions = companions
+        self.trees = Trees(library)
         self.counters = counters
         self.library = library
 
     def chunk_table(self, request: ChunkTable) -> bytes:
         """A whole answer. Raises InvalidInputError, NotFoundError or CorruptError."""
-        if request.size <= CHUNK_SIZE:
-            raise InvalidInputError(
-                f"chunk_table: content of {request.size} bytes is one chunk and has no table"
-            )
+        if not CHUNK_SIZE < request.size <= MAX_CONTENT_SIZE:
+            raise InvalidInputError(f"chunk_table: content of {request.size} bytes has none")
         name = ContentName(parse_digest(request.content), request.size)
         table = self.library.chunk_table(name)
         if len(table) > MAX_CHUNK_TABLE_BYTES:
             raise InvalidInputError(f"chunk_table: that of {name} has {len(table)} bytes")
         self.counters.add("chunk_tables")
         return _frame(Data(length=len(table), sha256=request.content)) + table
+
+    def browse(self, image: MetadataImage, request: Browse) -> bytes:
+        """A whole answer about a name in an image's tree, or a part of a directory or file.
+
+        Raises NotFoundError for a name that is not there, and what Trees says else.
+        """
+        match request:
+            case Stat():
+                answer, body = _frame(self.trees.stat(image, request)), b""
+            case List():
+                answer, body = _frame(self.trees.list(image, request)), b""
+            case Read():
+                body = self.trees.read(image, request)
+                answer = _frame(Data(length=len(body), sha256=format_digest(sha256(body))))
+                self.counters.add("read_bytes", len(body))
+        self.counters.add("browsed")
+        return answer + body
 
     def fetch(self, request: Fetch, trail: Trail) -> Iterator[Part]:
         """The parts of an answer, to be sent in order.

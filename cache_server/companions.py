@@ -21,9 +21,8 @@ from cache_server.library import Library
 from snapshotter.cache_v1.protocol import MetadataImage, Prepared
 from snapshotter.digest import DIGEST_SIZE, parse_digest
 from snapshotter.errors import SnapshotterError
-from snapshotter.names import CHUNK_SIZE, ContentName
+from snapshotter.names import ContentName
 from snapshotter.projection.image_reader import ImageReader
-from snapshotter.store import chunk_table
 
 MAX_COMPANION_BYTES = 64 << 10
 """Larger files are never companions (docs/results/companions.md says why)."""
@@ -250,7 +249,8 @@ class Companions:
             image = find_image()
             if image is None:
                 return
-            built = Neighbourhood(ImageReader(self._read_content(image)))
+            name = ContentName(parse_digest(image.content), image.size)
+            built = Neighbourhood(ImageReader(self._library.read_content(name)))
         except SnapshotterError as error:
             log.warning("no companions for image", handle=handle, error=str(error))
             return
@@ -261,13 +261,6 @@ class Companions:
     def _metadata_image(self, handle: str) -> MetadataImage | None:
         stored = self._library.find_image(handle)
         return stored.prepared.metadata_image if stored else None
-
-    def _read_content(self, image: MetadataImage) -> bytes:
-        name = ContentName(parse_digest(image.content), image.size)
-        if image.size <= CHUNK_SIZE:
-            return self._library.read_chunk(name.content_id)
-        table = chunk_table.decode(self._library.chunk_table(name), name)
-        return b"".join(map(self._library.read_chunk, table))
 
 
 def _take(

@@ -19,8 +19,9 @@ from typing import TypeVar
 
 import structlog
 
-from cache_server.answers import Answers
+from cache_server.answers import Answers, Browse
 from cache_server.companions import Trail
+from cache_server.images import is_merged
 from cache_server.library import ChunkLocation
 from cache_server.prepare import Preparation, Preparer
 from snapshotter.cache_v1 import protocol
@@ -28,13 +29,16 @@ from snapshotter.cache_v1.protocol import (
     ChunkTable,
     Envelope,
     Fetch,
+    List,
     Open,
     Ping,
     Prepare,
     Prepared,
     Progress,
+    Read,
     Request,
     Response,
+    Stat,
 )
 from snapshotter.errors import (
     AccessDeniedError,
@@ -158,8 +162,21 @@ class Connection:
                 self._send(protocol.Ready(features=FEATURES, counters=counters))
             case Prepare():
                 self._prepare(request)
+            case List() | Stat() | Read():
+                self._browse(request)
             case Open():
                 self._send_prepared(self._on_loop(self._service.preparer.open(request)).result())
+
+    def _browse(self, request: Browse) -> None:
+        answers = self._service.answers
+        prepared = answers.trees.find(request.digest)
+        if not is_merged(prepared):
+            known = Open(handle=prepared.image_handle, architecture=prepared.architecture)
+            prepared = self._on_loop(self._service.preparer.open(known)).result()
+        assert prepared.metadata_image is not None
+        with self._service.reads:
+            answer = answers.browse(prepared.metadata_image, request)
+        self._socket.sendall(answer)
 
     def _fetch(self, request: Fetch) -> None:
         """Asked chunks in order, then companions, then the end; a few MiB at a time."""

@@ -11,9 +11,12 @@ from snapshotter.cache_v1.protocol import Layer, MetadataImage, Prepared, Totals
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import UnsupportedError
 from snapshotter.names import ContentName
+from snapshotter.projection.image_writer import METADATA_GENERATION
 
 MAX_CONFIG_BYTES = 512 << 10
 """The largest config that fits an answer's frame besides what is taken out of it."""
+
+_GENERATION = str(METADATA_GENERATION)
 
 
 def image_handle(manifest_digest: str, architecture: str) -> str:
@@ -35,12 +38,12 @@ def unmerged(image: ResolvedImage, architecture: str) -> Prepared:
     diff_ids = [layer.diff_id for layer in image.layers]
     return Prepared(
         image_handle=image_handle(image.digest, architecture),
-        metadata_generation=0,
+        metadata_generation="0",
         digest=image.digest,
         architecture=architecture,
         env=_environment(run.env or []),
-        entrypoint=run.entrypoint,
-        cmd=run.cmd,
+        entrypoint=run.entrypoint or [],
+        cmd=run.cmd or [],
         config=image.config.decode(),
         totals=None,
         layers=[
@@ -57,12 +60,17 @@ def unmerged(image: ResolvedImage, architecture: str) -> Prepared:
     )
 
 
-def merged(prepared: Prepared, generation: int, name: ContentName, totals: Totals) -> Prepared:
+def merged(prepared: Prepared, name: ContentName, totals: Totals) -> Prepared:
     """The answer once its metadata image is made."""
     image = MetadataImage(format_digest(name.content_id), name.size)
     return msgspec.structs.replace(
-        prepared, metadata_generation=generation, metadata_image=image, totals=totals
+        prepared, metadata_generation=_GENERATION, metadata_image=image, totals=totals
     )
+
+
+def is_merged(prepared: Prepared) -> bool:
+    """Whether it has a metadata image, of the layout that is written now."""
+    return prepared.metadata_image is not None and prepared.metadata_generation == _GENERATION
 
 
 def of_chain(prepared: Prepared, chain_id: str) -> Prepared:
@@ -70,12 +78,12 @@ def of_chain(prepared: Prepared, chain_id: str) -> Prepared:
     count = [layer.chain_id for layer in prepared.layers].index(chain_id) + 1
     return Prepared(
         image_handle=_handle("chain", chain_id, prepared.architecture),
-        metadata_generation=0,
+        metadata_generation="0",
         digest=None,
         architecture=prepared.architecture,
         env={},
-        entrypoint=None,
-        cmd=None,
+        entrypoint=[],
+        cmd=[],
         config=None,
         totals=None,
         layers=prepared.layers[:count],

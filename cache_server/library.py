@@ -180,6 +180,19 @@ class Library:
             raise CorruptError(f"chunk table of {name}: its digest is not the content id")
         return table
 
+    def chunk_digests(self, name: ContentName) -> list[bytes]:
+        """The raw digests of content's chunks, in order. Raises NotFoundError, CorruptError."""
+        if not name.is_chunked:
+            return [name.content_id]
+        return chunk_table.decode(self.chunk_table(name), name)
+
+    def read_content(self, name: ContentName) -> bytes:
+        """Whole content, verified. Raises NotFoundError, CorruptError."""
+        data = b"".join(map(self.read_chunk, self.chunk_digests(name)))
+        if len(data) != name.size:
+            raise CorruptError(f"content {name}: its chunks have {len(data)} bytes")
+        return data
+
     def add_content(self, data: bytes | bytearray | memoryview) -> ContentName:
         """Stores content (such as a metadata image) and names it; durable on return.
 

@@ -17,7 +17,7 @@ import structlog
 
 from cache_server.blob_pipe import BlobPipe
 from cache_server.flights import Flights
-from cache_server.images import image_handle, merged, of_chain, unmerged
+from cache_server.images import image_handle, is_merged, merged, of_chain, unmerged
 from cache_server.ingest import ingest_layer
 from cache_server.library import BlobDescriptor, Library, StoredImage
 from cache_server.limits import IngestLimits
@@ -27,7 +27,6 @@ from cache_server.sources.reference import Reference, parse_reference
 from cache_server.sources.source import Source
 from snapshotter.cache_v1.protocol import Open, Prepare, Prepared, Progress
 from snapshotter.errors import BusyError, InvalidInputError, NotFoundError
-from snapshotter.projection.image_writer import METADATA_GENERATION
 
 OpenSource = Callable[[Reference, str | None], Source]
 """The source of a reference, with the credentials of an authfile where one is given."""
@@ -259,7 +258,7 @@ class Preparer:
         """The answer as asked for: with a current metadata image, or with none."""
         if not merge:
             return msgspec.structs.replace(prepared, metadata_image=None)
-        if prepared.metadata_image and prepared.metadata_generation == METADATA_GENERATION:
+        if is_merged(prepared):
             return prepared
         return await asyncio.shield(
             self._merges.join(prepared.image_handle, lambda: self._merge(prepared))
@@ -270,7 +269,7 @@ class Preparer:
         name, totals = await asyncio.get_running_loop().run_in_executor(
             self._merge_thread, merge_image, self._library, diff_ids, self._limits
         )
-        finished = merged(prepared, METADATA_GENERATION, name, totals)
+        finished = merged(prepared, name, totals)
         await self._save(finished)
         return finished
 

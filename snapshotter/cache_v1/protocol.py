@@ -7,13 +7,16 @@ is one flat object with ``status``; unknown fields are ignored, so that servers 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from snapshotter.errors import InvalidInputError, SnapshotterError, from_code
-from snapshotter.names import CHUNK_SIZE
+from snapshotter.names import CHUNK_SIZE, MAX_CONTENT_SIZE, MAX_PATH_BYTES
 
 VERSION = 2
 MAX_FETCH_CHUNKS = 256
+MAX_LIST_ENTRIES = 256
 MAX_READ_BYTES = CHUNK_SIZE
 MAX_CHUNK_TABLE_BYTES = 64 << 20
 
@@ -61,7 +64,38 @@ class Fetch(_Request, tag="fetch", kw_only=True):
     handle: str | None = None
 
 
-Request = Ping | Prepare | Open | ChunkTable | Fetch
+Path = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=255)]], msgspec.Meta(max_length=MAX_PATH_BYTES)
+]
+"""The bytes of a path relative to the image's root; none for the root itself."""
+Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTENT_SIZE)]
+
+
+class List(_Request, tag="list", kw_only=True):
+    """Names and attributes in a directory, from ``offset`` (0, or a ``next_offset``) on."""
+
+    digest: str
+    path: Path
+    offset: Offset
+
+
+class Stat(_Request, tag="stat", kw_only=True):
+    """The attributes of a file, directory or link, which is not followed."""
+
+    digest: str
+    path: Path
+
+
+class Read(_Request, tag="read", kw_only=True):
+    """``length`` bytes of a regular file from ``offset`` on."""
+
+    digest: str
+    path: Path
+    offset: Offset
+    length: Annotated[int, msgspec.Meta(ge=1, le=MAX_READ_BYTES)]
+
+
+Request = Ping | Prepare | Open | ChunkTable | Fetch | List | Stat | Read
 
 
 class _Response(msgspec.Struct, tag_field="status", kw_only=True, omit_defaults=True):
@@ -109,10 +143,12 @@ class MetadataImage(msgspec.Struct, frozen=True):
 
 
 class Prepared(_Response, tag="prepared"):
-    """An image that is ready to be mounted."""
+    """An image that is ready to be mounted. ``metadata_generation`` names the layout of metadata
+    images; clients compare it and nothing else.
+    """
 
     image_handle: str
-    metadata_generation: int
+    metadata_generation: str
     digest: str | None
     architecture: str
     env: dict[str, str]
@@ -136,6 +172,31 @@ class Data(_Response, tag="data"):
     object: str | None = None
 
 
+class Metadata(_Response, tag="metadata"):
+    """Attributes of one name. ``mode`` has its type bits; ``mtime`` is in seconds, rounded down,
+    and ``mtime_nsec`` what is beyond them; ``target`` holds the bytes of a symbolic link.
+    """
+
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    inode: int
+    nlink: int
+    mtime: int
+    mtime_nsec: int
+    target: list[int] | None
+
+
+class Entries(_Response, tag="entries"):
+    """A part of a directory, ``metadata`` in the order of ``names``, which are sorted as bytes."""
+
+    names: list[list[int]]
+    metadata: list[Metadata]
+    next_offset: int | None
+
+
 class Done(_Response, tag="done"):
     """Nothing more comes for this request."""
 
@@ -148,7 +209,7 @@ class Error(_Response, tag="error"):
     chunk: str | None = None
 
 
-Response = Ready | Progress | Prepared | Data | Done | Error
+Response = Ready | Progress | Prepared | Data | Metadata | Entries | Done | Error
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):

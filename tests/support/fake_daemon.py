@@ -26,7 +26,7 @@ def make_image(**prepared: object) -> ImageRecord:
     """An image record; keywords replace fields of its ``prepared``."""
     fields: dict[str, object] = {
         "image_handle": "h" * 16,
-        "metadata_generation": 1,
+        "metadata_generation": "1",
         "digest": "sha256:" + "ab" * 32,
         "architecture": "amd64",
         "env": {},

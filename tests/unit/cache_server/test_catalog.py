@@ -29,7 +29,7 @@ def image(
     ]
     prepared = Prepared(
         image_handle=handle,
-        metadata_generation=1,
+        metadata_generation="1",
         digest="sha256:" + "a" * 64,
         architecture=architecture,
         env={"PATH": "/bin"},

@@ -46,7 +46,7 @@ def neighbourhood(paths: dict[str, bytes]) -> Neighbourhood:
 def prepared(image: MetadataImage | None) -> Prepared:
     return Prepared(
         image_handle=HANDLE,
-        metadata_generation=1,
+        metadata_generation="1",
         digest=None,
         architecture="amd64",
         env={},

@@ -36,7 +36,7 @@ def test_environment_keeps_the_last_and_what_follows_the_first_equals_sign() -> 
 def test_image_without_config_section_runs_nothing() -> None:
     image = Image(LAYERS, env=[], cmd=None)
     answer = unmerged(resolve(image), "amd64")
-    assert (answer.env, answer.entrypoint, answer.cmd) == ({}, None, None)
+    assert (answer.env, answer.entrypoint, answer.cmd) == ({}, [], [])
 
 
 def test_config_that_does_not_fit_is_refused() -> None:
@@ -49,5 +49,5 @@ def test_chain_has_its_layers_and_a_handle_of_its_own() -> None:
     whole = unmerged(resolve(Image(LAYERS)), "amd64")
     lower = of_chain(whole, whole.layers[1].chain_id)
     assert lower.layers == whole.layers[:2]
-    assert (lower.digest, lower.config, lower.cmd) == (None, None, None)
+    assert (lower.digest, lower.config, lower.cmd) == (None, None, [])
     assert lower.image_handle not in (whole.image_handle, whole.layers[1].chain_id)

@@ -31,7 +31,7 @@ from tests.support.trio_tests import autojump_test, trio_test
 
 PREPARED = Prepared(
     image_handle="h",
-    metadata_generation=1,
+    metadata_generation="1",
     digest=None,
     architecture="amd64",
     env={},

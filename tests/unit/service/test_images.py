@@ -16,7 +16,7 @@ from snapshotter.store import images as records
 def prepared(handle: str, architecture: str | None = None) -> Prepared:
     return Prepared(
         image_handle=handle,
-        metadata_generation=1,
+        metadata_generation="1",
         digest="sha256:" + handle.encode().hex().zfill(64),
         architecture=architecture or host_architecture(),
         env={},

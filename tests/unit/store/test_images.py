@@ -10,7 +10,7 @@ from snapshotter.store import images
 def record(number: int) -> images.ImageRecord:
     prepared = Prepared(
         image_handle=f"handle-{number}",
-        metadata_generation=1,
+        metadata_generation="1",
         digest="sha256:" + "1" * 64,
         architecture="amd64",
         env={"PATH": "/bin"},

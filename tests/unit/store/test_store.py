@@ -46,7 +46,7 @@ def add_image(paths: Paths, number: int, handle: str) -> None:
     paths.images.mkdir(parents=True, exist_ok=True)
     prepared = Prepared(
         image_handle=handle,
-        metadata_generation=1,
+        metadata_generation="1",
         digest=None,
         architecture="amd64",
         env={},
