@@ -134,7 +134,17 @@ class Answers:
             try:
                 yield self._load(digest, location)
             except SnapshotterError as error:
-                yield error
+                yield self._load_moved(digest, location, error)
+
+    def _load_moved(
+        self, digest: bytes, former: ChunkLocation, failure: SnapshotterError
+    ) -> Part | SnapshotterError:
+        """The chunk from where it is now, if it was moved after it was located; else why not."""
+        try:
+            location = self.library.locate(digest)
+            return failure if location == former else self._load(digest, location)
+        except SnapshotterError as error:
+            return error
 
     def _load(self, digest: bytes, location: ChunkLocation) -> Part:
         if location.length <= _VERIFIED_BYTES:

@@ -12,13 +12,20 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from cache_server.records import (
+    Addition,
+    BlobDescriptor,
+    ChunkLocation,
+    LayerRecord,
+    PackRows,
+    Source,
+    StoredImage,
+)
 from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.errors import CorruptError, SnapshotterError, UnsupportedError
 from snapshotter.names import ContentName
@@ -60,80 +67,6 @@ CREATE TABLE image_chains (
     layers_above INTEGER NOT NULL, PRIMARY KEY (chain_id, architecture, handle)
 ) WITHOUT ROWID;
 """
-
-
-class Codec(IntEnum):
-    """How a chunk's bytes are stored."""
-
-    RAW = 0
-    ZSTD = 1
-    """One zstd frame that carries its content size."""
-
-
-class Source(msgspec.Struct, frozen=True):
-    """Something that holds chunks' bytes. Of kind ``pack``: a file in ``packs/``."""
-
-    kind: str
-    path: str
-
-
-class ChunkLocation(msgspec.Struct, frozen=True):
-    """``length`` stored bytes at ``offset`` of ``source`` hold a chunk, encoded by ``codec``."""
-
-    source: Source
-    offset: int
-    length: int
-    codec: int
-
-
-class BlobDescriptor(msgspec.Struct, frozen=True):
-    """A layer's blob as a manifest names it; ``digest`` is ``sha256:…``, ``size`` in bytes."""
-
-    digest: str
-    size: int
-    media_type: str
-
-
-class LayerRecord(msgspec.Struct, frozen=True):
-    """An ingested layer: its blob as first seen, and how many entries, files and bytes it has."""
-
-    diff_id: str
-    blob: BlobDescriptor
-    entries: int
-    files: int
-    content_bytes: int
-
-
-class StoredImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A prepared image, the references it was asked for by (newest last), and when."""
-
-    prepared: Prepared
-    references: list[str] = []
-    saved_at_s: float = 0.0
-
-    @property
-    def handle(self) -> str:
-        """The image's handle."""
-        return self.prepared.image_handle
-
-
-@dataclass(slots=True)
-class PackRows:
-    """Chunks added to one pack: (digest, offset, length, codec) each; and the pack's new size."""
-
-    path: str
-    size_bytes: int = 0
-    chunks: list[tuple[bytes, int, int, int]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Addition:
-    """What one transaction adds. ``listing`` is the layer's entries as the library encodes them."""
-
-    packs: list[PackRows]
-    tables: dict[ContentName, bytes]
-    layer: LayerRecord | None = None
-    listing: bytes = b""
 
 
 class Catalog:
@@ -184,13 +117,14 @@ class Catalog:
         self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
         self._writer.execute("PRAGMA synchronous = FULL")
         if version == 0:
-            with self._transaction() as cursor:
+            with self.transaction() as cursor:
                 for statement in _SCHEMA.split(";"):
                     cursor.execute(statement)
                 cursor.execute(f"PRAGMA user_version = {CATALOG_VERSION}")
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+    def transaction(self) -> Iterator[sqlite3.Cursor]:
+        """All changes made in the context, or none; SnapshotterError if SQLite fails."""
         with self._write_lock:
             cursor = self._writer.cursor()
             try:
@@ -280,7 +214,7 @@ class Catalog:
 
     def add(self, addition: Addition) -> None:
         """Commits an addition whole, or not at all. Its pack bytes must be on disk already."""
-        with self._transaction() as cursor:
+        with self.transaction() as cursor:
             for pack in addition.packs:
                 self._add_pack(cursor, pack)
             cursor.executemany(
@@ -308,13 +242,33 @@ class Catalog:
                 "INSERT OR IGNORE INTO blobs VALUES (?, ?)", (blob.digest, layer.diff_id)
             )
 
-    def _add_pack(self, cursor: sqlite3.Cursor, pack: PackRows) -> None:
+    def chunks_of(self, source: int) -> list[tuple[bytes, int, int, int]]:
+        """Digest, offset, length and codec of each chunk in a source, in the order of offsets."""
+        with self._reader() as connection:
+            return connection.execute(
+                "SELECT digest, offset, length, codec FROM chunks WHERE source = ? ORDER BY offset",
+                (source,),
+            ).fetchall()
+
+    def move_chunks(self, cursor: sqlite3.Cursor, pack: PackRows) -> None:
+        """Within a transaction: says that these chunks are in ``pack`` now."""
+        source = self._note_pack(cursor, pack)
+        cursor.executemany(
+            "UPDATE chunks SET source = ?, offset = ? WHERE digest = ?",
+            [(source, offset, digest) for digest, offset, _, _ in sorted(pack.chunks)],
+        )
+
+    def _note_pack(self, cursor: sqlite3.Cursor, pack: PackRows) -> int:
         (source,) = cursor.execute(
             "INSERT INTO sources (kind, path, size_bytes) VALUES ('pack', ?, ?)"
             " ON CONFLICT (kind, path) DO UPDATE SET size_bytes = excluded.size_bytes"
             " RETURNING id",
             (pack.path, pack.size_bytes),
         ).fetchone()
+        return int(source)
+
+    def _add_pack(self, cursor: sqlite3.Cursor, pack: PackRows) -> None:
+        source = self._note_pack(cursor, pack)
         # In digest order the B-tree's pages are visited once each.
         cursor.executemany(
             "INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?, ?)",
@@ -331,7 +285,7 @@ class Catalog:
         prepared = image.prepared
         architecture, handle, time_s = prepared.architecture, image.handle, image.saved_at_s
         height = len(prepared.layers) - 1
-        with self._transaction() as cursor:
+        with self.transaction() as cursor:
             cursor.execute(
                 "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?)",
                 (handle, architecture, time_s, msgspec.msgpack.encode(prepared)),
@@ -347,6 +301,20 @@ class Catalog:
                     for index, layer in enumerate(prepared.layers)
                 ],
             )
+
+    def remove_reference(self, reference: str, architecture: str) -> None:
+        """Removes a name of an image, durably."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "DELETE FROM image_references WHERE reference = ? AND architecture = ?",
+                (reference, architecture),
+            )
+
+    def remove_image(self, handle: str) -> None:
+        """Removes an image with its names, durably. Its layers stay until they are collected."""
+        with self.transaction() as cursor:
+            for table in ("image_chains", "image_references", "images"):
+                cursor.execute(f"DELETE FROM {table} WHERE handle = ?", (handle,))  # noqa: S608
 
     def find_image(self, handle: str) -> StoredImage | None:
         """The image of that handle."""

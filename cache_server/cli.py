@@ -28,12 +28,16 @@ share one among several daemons of a host:
 \b
   cache-server import docker://docker.io/library/debian:12
   cache-server images
+  cache-server gc
   cache-server serve --socket /run/snapshotter/cache.sock
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 not found, 4 access denied, 5 unavailable (try
 again), 6 busy, 7 corrupt, 8 not supported.
 """,
 )
+
+images_group = typer.Typer(invoke_without_command=True, rich_markup_mode=None, add_completion=False)
+app.add_typer(images_group, name="images")
 
 _WARNING = 30
 
@@ -89,6 +93,7 @@ LimitOption = Annotated[
         show_default=False,
     ),
 ]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -189,12 +194,14 @@ def import_(
     _print_prepared(image, prepared, as_json=json)
 
 
-@app.command()
-def images(root: RootOption = None, json: JsonOption = False) -> None:
+@images_group.callback()
+def images(context: typer.Context, root: RootOption = None, json: JsonOption = False) -> None:
     """List the images that are ready, oldest first."""
     from cache_server.catalog import Catalog
     from snapshotter.paths import default_paths
 
+    if context.invoked_subcommand is not None:
+        return
     catalog_path = (root or default_paths().server_root) / "catalog.db"
     stored: list[StoredImage] = []
     if catalog_path.exists():
@@ -207,6 +214,78 @@ def images(root: RootOption = None, json: JsonOption = False) -> None:
         _print_json(stored)
     else:
         _print_table(stored)
+
+
+@images_group.command(name="rm")
+def remove(
+    image: Annotated[str, typer.Argument(help="A name, digest or handle.", metavar="IMAGE")],
+    root: RootOption = None,
+    platform: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="OS/ARCH", help="Needed where several platforms have that name."),
+    ] = None,
+    token_file: TokenOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Forget an image, or one of its names where it has several.
+
+    Its content goes with the next `gc`. Only forget what no snapshotter has mounted or will mount
+    by its record: after the gc it cannot be fetched any more.
+    """
+    from cache_server.tending import tend
+    from snapshotter.cache_v1.protocol import Remove, Removed
+    from snapshotter.paths import default_paths
+    from snapshotter.platforms import parse_platform
+    from snapshotter.references import absolute_image
+
+    request = Remove(
+        image=absolute_image(image, os.getcwd()),
+        architecture=parse_platform(platform) if platform else None,
+        dry_run=dry_run,
+    )
+    removed = tend(root or default_paths().server_root, request, token=_token(token_file))
+    if json:
+        _print_json(removed)
+        return
+    assert isinstance(removed, Removed)
+    what = "image" if removed.whole else "name"
+    names = ", ".join(removed.names) or removed.handle
+    print(f"{what} {'would be removed' if dry_run else 'removed'}: {names}")
+
+
+@app.command()
+def gc(
+    root: RootOption = None,
+    token_file: TokenOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove layers and content that no image needs, and give their disk space back.
+
+    Fetches go on meanwhile; while images are being prepared it is refused (exit code 6). If a
+    server runs on the root, it is asked to do the work.
+
+    \b
+      cache-server images rm debian:11
+      cache-server gc
+    """
+    from cache_server.tending import tend
+    from snapshotter.cache_v1.protocol import Collect, Collected
+    from snapshotter.paths import default_paths
+
+    request = Collect(dry_run=dry_run)
+    collected = tend(root or default_paths().server_root, request, token=_token(token_file))
+    if json:
+        _print_json(collected)
+        return
+    assert isinstance(collected, Collected)
+    print(
+        f"{collected.layers} layers and {collected.chunks} chunks"
+        f" {'would be removed' if dry_run else 'removed'},"
+        f" {collected.packs_dropped} packs dropped and {collected.packs_rewritten} rewritten,"
+        f" {collected.freed_bytes:,} bytes freed"
+    )
 
 
 class _ProgressBar:

@@ -13,20 +13,23 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from cache_server.answers import Answers, Browse
 from cache_server.companions import Trail
 from cache_server.images import is_merged
-from cache_server.library import ChunkLocation
+from cache_server.library import ChunkLocation, Library
 from cache_server.prepare import Preparation, Preparer
+from cache_server.tending import remove_image
 from snapshotter.cache_v1 import protocol
 from snapshotter.cache_v1.protocol import (
     ChunkTable,
+    Collect,
     Envelope,
     Fetch,
     List,
@@ -36,6 +39,7 @@ from snapshotter.cache_v1.protocol import (
     Prepared,
     Progress,
     Read,
+    Remove,
     Request,
     Response,
     Stat,
@@ -164,6 +168,14 @@ class Connection:
                 self._prepare(request)
             case List() | Stat() | Read():
                 self._browse(request)
+            case Remove():
+                self._send(self._alone(lambda library: remove_image(library, request)))
+            case Collect():
+                collected = self._alone(
+                    lambda library: library.collect_garbage(dry_run=request.dry_run)
+                )
+                log.info("garbage collected", **msgspec.structs.asdict(collected))
+                self._send(collected)
             case Open():
                 self._send_prepared(self._on_loop(self._service.preparer.open(request)).result())
 
@@ -214,6 +226,12 @@ class Connection:
                 told, told_at_s = progress, time.monotonic()
                 self._send(progress)
         self._send_prepared(finished.result())
+
+    def _alone(self, work: Callable[[Library], T]) -> T:
+        """What ``work`` gives, done while nothing is prepared; BusyError if something is."""
+        return self._on_loop(
+            self._service.preparer.run_alone(lambda: work(self._service.answers.library))
+        ).result()
 
     async def _start(self, request: Prepare) -> Preparation:
         return self._service.preparer.start(request)

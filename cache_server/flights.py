@@ -31,6 +31,11 @@ class Flights(Generic[T]):
             task.add_done_callback(lambda done: self._forget(key, done))
         return task
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._tasks
+
     async def aclose(self) -> None:
         """Cancels everything under way and waits for it to end."""
         tasks = list(self._tasks.values())

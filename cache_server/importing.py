@@ -14,7 +14,7 @@ from cache_server.prepare import Preparer
 from cache_server.root_lock import RootInUseError, RootLock
 from cache_server.sources.opening import Sources
 from snapshotter.cache_v1 import protocol
-from snapshotter.cache_v1.protocol import Prepare, Prepared, Progress
+from snapshotter.cache_v1.protocol import Prepare, Prepared, Progress, Response
 from snapshotter.errors import SnapshotterError, UnavailableError
 from snapshotter.framing import FrameDecoder, encode_frame
 
@@ -52,7 +52,7 @@ def import_by_server(
     where it does not.
     """
     try:
-        with _connect(path) as connection:
+        with connect(path) as connection:
             connection.settimeout(_ANSWER_TIMEOUT_S)
             connection.sendall(encode_frame(protocol.encode_request(request, token=token)))
             return _await_prepared(connection, on_progress)
@@ -63,23 +63,29 @@ def import_by_server(
 def _await_prepared(connection: socket.socket, on_progress: OnProgress) -> Prepared:
     decoder = FrameDecoder()
     while True:
-        while (frame := decoder.next_frame()) is None:
-            data = connection.recv(1 << 16)
-            if not data:
-                raise ConnectionResetError("it closed the connection without an answer")
-            decoder.feed(data)
-        match protocol.decode_response(frame):
+        match receive(connection, decoder):
             case Progress() as progress:
                 on_progress(progress)
             case Prepared() as prepared:
                 return prepared
-            case protocol.Error() as failure:
-                raise protocol.error_from(failure)
             case other:
                 raise SnapshotterError(f"unexpected answer to prepare: {type(other).__name__}")
 
 
-def _connect(path: str) -> socket.socket:
+def receive(connection: socket.socket, decoder: FrameDecoder) -> Response:
+    """The server's next response, raised if it is an error; OSError if the server leaves."""
+    while (frame := decoder.next_frame()) is None:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("it closed the connection without an answer")
+        decoder.feed(data)
+    response = protocol.decode_response(frame)
+    if isinstance(response, protocol.Error):
+        raise protocol.error_from(response)
+    return response
+
+
+def connect(path: str) -> socket.socket:
     """Connects; a server that has only just taken its root gets a moment to listen."""
     give_up_at_s = time.monotonic() + _START_PATIENCE_S
     while True:

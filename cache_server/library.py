@@ -10,17 +10,19 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 import zstandard
 
-from cache_server.catalog import (
+from cache_server.catalog import Catalog
+from cache_server.garbage import Live, collect
+from cache_server.packs import PACK_SIZE, Pack, Packs, sync_directory
+from cache_server.records import (
     Addition,
     BlobDescriptor,
-    Catalog,
     ChunkLocation,
     Codec,
     LayerRecord,
@@ -28,7 +30,7 @@ from cache_server.catalog import (
     Source,
     StoredImage,
 )
-from cache_server.packs import PACK_SIZE, Pack, Packs, sync_directory
+from snapshotter.cache_v1.protocol import Collected
 from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import BusyError, CorruptError, InvalidInputError, NotFoundError
 from snapshotter.names import CHUNK_SIZE, ContentName
@@ -218,6 +220,46 @@ class Library:
         those that it had before and that name no other image stay.
         """
         self._catalog.save_image(record)
+
+    def remove_image(self, record: StoredImage, name: str) -> bool:
+        """Removes the name from an image that has others too, else the image; whether the latter.
+
+        What it alone needed stays until ``collect_garbage``.
+        """
+        if name in record.references and len(record.references) > 1:
+            self._catalog.remove_reference(name, record.prepared.architecture)
+            return False
+        self._catalog.remove_image(record.handle)
+        return True
+
+    def collect_garbage(self, *, dry_run: bool = False) -> Collected:
+        """Removes what no image needs: layers, chunk tables, chunks, and packs of them.
+
+        Nothing may be added meanwhile; reading goes on. With ``dry_run`` only says what it would
+        remove. SnapshotterError when the disk fails; calling it again goes on.
+        """
+        return collect(self._catalog, self._packs, self._live(), dry_run=dry_run)
+
+    def _live(self) -> Iterator[Live]:
+        images = self.images()
+        for diff_id in {layer.diff_id for image in images for layer in image.prepared.layers}:
+            entries = self.layer_entries(diff_id)
+            files = {(entry.content, entry.size) for entry in entries if entry.size}
+            del entries
+            yield self._live_contents(diff_id, (ContentName(*file) for file in files))
+        made = (image.prepared.metadata_image for image in images)
+        contents = (ContentName(parse_digest(each.content), each.size) for each in made if each)
+        yield self._live_contents(None, contents)
+
+    def _live_contents(self, diff_id: str | None, names: Iterable[ContentName]) -> Live:
+        live = Live(diff_id, [], [])
+        for name in names:
+            if name.is_chunked:
+                live.tables.append(name)
+                live.chunks.extend(chunk_table.decode(self.chunk_table(name), name))
+            else:
+                live.chunks.append(name.content_id)
+        return live
 
     def find_image(self, handle: str) -> StoredImage | None:
         """The image of that handle, if it was prepared."""

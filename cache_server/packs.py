@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +64,18 @@ class Pack:
             raise SnapshotterError(f"pack {self.name}: making it durable: {error}") from error
 
 
+class _Reader:
+    """A descriptor for reading that closes when nobody reads from it any more."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 class Packs:
     """The packs in ``directory``, given the sizes that the catalog has committed.
 
@@ -76,7 +87,8 @@ class Packs:
         self._directory = directory
         self._lock = threading.Lock()
         self._idle: list[Pack] = []
-        self._readers: dict[str, int] = {}
+        self._gone: set[str] = set()
+        self._readers: dict[str, _Reader] = {}
         for name, size in committed.items():
             self._check(name, size)
         for file in directory.glob("*.pack"):
@@ -101,8 +113,6 @@ class Packs:
 
     def close(self) -> None:
         """Closes every descriptor; no call may be under way and no pack be taken."""
-        for descriptor in self._readers.values():
-            os.close(descriptor)
         for pack in self._idle:
             os.close(pack.descriptor)
         self._readers.clear()
@@ -150,19 +160,41 @@ class Packs:
         else:
             self.keep(pack)
 
+    def retire(self, names: Iterable[str]) -> None:
+        """Adds nothing to these packs any more. None of them may be taken."""
+        leaving = set(names)
+        with self._lock:
+            retired = [pack for pack in self._idle if pack.name in leaving]
+            self._idle = [pack for pack in self._idle if pack.name not in leaving]
+        for pack in retired:
+            os.close(pack.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Removes a retired pack that the catalog no longer knows. Reads under way finish."""
+        with self._lock:
+            self._gone.add(name)
+            reader = self._readers.pop(name, None)
+        del reader
+        try:
+            os.unlink(self._directory / name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise SnapshotterError(f"pack {name}: removing it: {error}") from error
+
     def sync_names(self) -> None:
         """Makes the names of new packs durable."""
         sync_directory(self._directory)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """``length`` stored bytes of a pack; CorruptError if it does not have them. Any thread."""
-        with self._reader(name) as descriptor:
-            return self._read_at(descriptor, name, offset, length)
+        reader = self._reader(name)
+        return self._read_at(reader.descriptor, name, offset, length)
 
     def check(self, name: str, offset: int, length: int) -> None:
         """Raises CorruptError unless the pack is there and long enough. Any thread."""
-        with self._reader(name) as descriptor:
-            size = os.fstat(descriptor).st_size
+        reader = self._reader(name)
+        size = os.fstat(reader.descriptor).st_size
         if size < offset + length:
             raise CorruptError(f"pack {name}: {size} bytes, and {length} are due at {offset}")
 
@@ -171,31 +203,23 @@ class Packs:
 
         Raises CorruptError if the pack ends too early, OSError if the peer does not take them.
         """
-        with self._reader(name) as descriptor:
-            at, end = offset, offset + length
-            while at < end:
-                sent = os.sendfile(target, descriptor, at, end - at)
-                if not sent:
-                    raise CorruptError(f"pack {name}: {at - offset} of {length} bytes at {offset}")
-                at += sent
+        reader = self._reader(name)  # held, so that it stays open
+        at, end = offset, offset + length
+        while at < end:
+            sent = os.sendfile(target, reader.descriptor, at, end - at)
+            if not sent:
+                raise CorruptError(f"pack {name}: {at - offset} of {length} bytes at {offset}")
+            at += sent
 
-    @contextmanager
-    def _reader(self, name: str) -> Iterator[int]:
+    def _reader(self, name: str) -> _Reader:
         """A descriptor for reading the pack; CorruptError if it cannot be opened."""
-        descriptor = self._readers.get(name)
-        if descriptor is not None:
-            yield descriptor
-            return
-        descriptor = self._open(name)
-        with self._lock:
-            is_kept = name not in self._readers and len(self._readers) < _MAX_OPEN
-            if is_kept:
-                self._readers[name] = descriptor
-        try:
-            yield descriptor
-        finally:
-            if not is_kept:
-                os.close(descriptor)
+        reader = self._readers.get(name)
+        if reader is None:
+            reader = _Reader(self._open(name))
+            with self._lock:
+                if len(self._readers) < _MAX_OPEN and name not in self._gone:
+                    self._readers.setdefault(name, reader)
+        return reader
 
     def _open(self, name: str) -> int:
         try:

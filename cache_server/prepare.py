@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -28,6 +29,7 @@ from cache_server.sources.source import Source
 from snapshotter.cache_v1.protocol import Open, Prepare, Prepared, Progress
 from snapshotter.errors import BusyError, InvalidInputError, NotFoundError
 
+T = TypeVar("T")
 OpenSource = Callable[[Reference, str | None], Source]
 """The source of a reference, with the credentials of an authfile where one is given."""
 
@@ -97,6 +99,7 @@ class Preparer:
         self._layers: Flights[None] = Flights()
         self._layer_progress: dict[str, LayerProgress] = {}
         self._merges: Flights[Prepared] = Flights()
+        self._alone = asyncio.Lock()
         self._slots = asyncio.Semaphore(workers)
         self._layer_slots = asyncio.Semaphore(parallel_layers)
         self._room = workers + queue
@@ -151,6 +154,16 @@ class Preparer:
             prepared = known.prepared if known else chain
         return await self._finished(prepared, merge=request.merge)
 
+    async def run_alone(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread while nothing is added to the library; prepares that come
+        meanwhile wait for it. BusyError if something is being prepared.
+        """
+        under_way = (self._prepares, self._layers, self._merges)
+        if self._alone.locked() or not all(flights.is_empty for flights in under_way):
+            raise BusyError("images are being prepared, or removed; try again when that is done")
+        async with self._alone:
+            return await asyncio.to_thread(work)
+
     async def aclose(self) -> None:
         """Gives up what is under way, and waits until its threads have ended."""
         for flights in (self._prepares, self._layers, self._merges):
@@ -168,6 +181,7 @@ class Preparer:
         if len(self._preparations) > self._room:
             raise BusyError(f"prepare {reference}: {self._room} images are being prepared")
         async with self._slots:
+            await self._wait_for_turn()
             prepared = await self._ingested(preparation, reference, request)
             if request.merge:
                 preparation.phase = "merge"
@@ -265,6 +279,7 @@ class Preparer:
         )
 
     async def _merge(self, prepared: Prepared) -> Prepared:
+        await self._wait_for_turn()
         diff_ids = [layer.diff_id for layer in prepared.layers]
         name, totals = await asyncio.get_running_loop().run_in_executor(
             self._merge_thread, merge_image, self._library, diff_ids, self._limits
@@ -272,6 +287,10 @@ class Preparer:
         finished = merged(prepared, name, totals)
         await self._save(finished)
         return finished
+
+    async def _wait_for_turn(self) -> None:
+        async with self._alone:  # not held: what begins now keeps others from being alone
+            pass
 
     async def _save(self, prepared: Prepared, *references: str) -> None:
         record = StoredImage(prepared=prepared, references=list(references), saved_at_s=time.time())

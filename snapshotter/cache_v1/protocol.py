@@ -95,7 +95,24 @@ class Read(_Request, tag="read", kw_only=True):
     length: Annotated[int, msgspec.Meta(ge=1, le=MAX_READ_BYTES)]
 
 
-Request = Ping | Prepare | Open | ChunkTable | Fetch | List | Stat | Read
+class Remove(_Request, tag="remove", kw_only=True):
+    """Forget an image, or one of its names where it has several; for operators, not snapshotters.
+
+    ``image`` is a name that it was prepared by, its digest or its handle.
+    """
+
+    image: str
+    architecture: str | None = None
+    dry_run: bool = False
+
+
+class Collect(_Request, tag="collect", kw_only=True):
+    """Remove content that no image needs; for operators, not snapshotters."""
+
+    dry_run: bool = False
+
+
+Request = Ping | Prepare | Open | ChunkTable | Fetch | List | Stat | Read | Remove | Collect
 
 
 class _Response(msgspec.Struct, tag_field="status", kw_only=True, omit_defaults=True):
@@ -197,6 +214,25 @@ class Entries(_Response, tag="entries"):
     next_offset: int | None
 
 
+class Removed(_Response, tag="removed"):
+    """The answer to remove: the image's handle, the names that are gone, and whether it is, too."""
+
+    handle: str
+    names: list[str]
+    whole: bool
+
+
+class Collected(_Response, tag="collected"):
+    """The answer to collect: what was removed, or would be, and the bytes that it took."""
+
+    layers: int = 0
+    chunk_tables: int = 0
+    chunks: int = 0
+    packs_dropped: int = 0
+    packs_rewritten: int = 0
+    freed_bytes: int = 0
+
+
 class Done(_Response, tag="done"):
     """Nothing more comes for this request."""
 
@@ -209,7 +245,9 @@ class Error(_Response, tag="error"):
     chunk: str | None = None
 
 
-Response = Ready | Progress | Prepared | Data | Metadata | Entries | Done | Error
+Response = (
+    Ready | Progress | Prepared | Data | Metadata | Entries | Removed | Collected | Done | Error
+)
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_server.catalog import StoredImage
 from cache_server.library import Library
+from cache_server.records import StoredImage
 from snapshotter.cache_v1.protocol import Layer, MetadataImage, Prepared, Totals
 
 

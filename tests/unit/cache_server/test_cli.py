@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -185,3 +185,30 @@ def test_limits_hold_for_import_and_for_a_server(tmp_path: Path, layout: str) ->
     assert (by_server.returncode, "at entry" in by_server.stderr) == (2, True), by_server.stderr
     unknown = command("import", layout, "--root", tmp_path / "other", "--limit", "size=1")
     assert (unknown.returncode, "layer_bytes" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("with_server", [False, True])
+def test_gc_removes_what_removed_images_needed(tmp_path: Path, with_server: bool) -> None:
+    root = tmp_path / "root"
+    shared = Layer([file("shared", b"s" * 5000)])
+    tagged = {
+        "one": Image([shared, Layer([file("one", os.urandom(100_000))])]),
+        "two": Image([shared]),
+    }
+    layout = write_layout(tmp_path / "oci", tagged)
+    for tag in tagged:
+        assert command("import", f"oci:{layout}:{tag}", "--root", root).returncode == 0
+    with serving(tmp_path) if with_server else nullcontext():
+        missing = command("images", "rm", f"oci:{layout}:three", "--root", root)
+        assert (missing.returncode, "there is none" in missing.stderr) == (3, True)
+        looked = command("images", "rm", "oci:oci:one", "--dry-run", "--root", root, cwd=tmp_path)
+        assert looked.stdout == f"image would be removed: oci:{layout}:one\n"
+        removed = command("images", "rm", tagged["one"].digest, "--root", root, "--json")
+        assert json.loads(removed.stdout)["names"] == [f"oci:{layout}:one"]
+        planned = json.loads(command("gc", "--dry-run", "--root", root, "--json").stdout)
+        assert planned["freed_bytes"] > 100_000
+        done = command("gc", "--root", root)
+        assert done.stdout.startswith("1 layers and 2 chunks removed, "), done.stderr
+        assert "removed, 0 packs dropped and 0 rewritten" in command("gc", "--root", root).stdout
+        (image,) = json.loads(command("images", "--root", root, "--json").stdout)
+        assert image["references"] == [f"oci:{layout}:two"]

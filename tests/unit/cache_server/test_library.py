@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cache_server.catalog import Addition, Catalog, Codec
+from cache_server.catalog import Catalog
 from cache_server.library import Library
+from cache_server.records import Addition, Codec
 from snapshotter.digest import sha256
 from snapshotter.errors import (
     BusyError,

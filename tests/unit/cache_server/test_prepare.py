@@ -1,6 +1,7 @@
 """Preparing images: shared work, cancellation, what is known afterwards, failures."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -297,5 +298,31 @@ def test_open_of_what_was_never_prepared_is_not_found(run: Callable[[Scenario], 
     async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
         with pytest.raises(NotFoundError):
             await preparer.open(Open(handle="sha256:0", architecture="amd64"))
+
+    run(scenario)
+
+
+def test_work_alone_is_refused_while_an_image_is_prepared_and_holds_up_the_next(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        first = preparer.start(request())
+        await source.reached.wait()
+        with pytest.raises(BusyError, match="being prepared"):
+            await preparer.run_alone(lambda: None)
+        source.release.set()
+        await first.task
+        may_end = threading.Event()
+        alone = asyncio.create_task(preparer.run_alone(may_end.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await preparer.run_alone(lambda: None)
+        second = preparer.start(request(refresh=True))
+        known = preparer.start(request())
+        assert (await known.task).image_handle == first.task.result().image_handle
+        assert not second.task.done()
+        may_end.set()
+        assert await alone
+        assert (await second.task).image_handle == first.task.result().image_handle
 
     run(scenario)
