@@ -18,6 +18,7 @@ from snapshotter.projection.tree import Inode, walk
 from snapshotter.store import chunk_table
 from tests.support.images import Layer, directory, file, hard_link, opaque, symlink, whiteout
 from tests.support.odd_image import odd_image
+from tests.unit.cache_server.formats.tar_blocks import header
 from tests.unit.cache_server.layers import content_of, ingest
 
 
@@ -80,9 +81,9 @@ def test_120_layers(library: Library) -> None:
 
 
 def test_a_directory_of_100_000_entries(library: Library) -> None:
-    names = [f"d/{number}" for number in range(100_000)]
-    first = Layer([directory("d"), *map(file, names)], compression="zstd")
-    second = Layer([whiteout(names[0]), whiteout(names[-1]), file("d/new", b"1")])
+    headers = (header(b"d/%d" % number) for number in range(100_000))
+    first = Layer(header(b"d", kind=b"5") + b"".join(headers) + bytes(1024), compression="zstd")
+    second = Layer([whiteout("d/0"), whiteout("d/99999"), file("d/new", b"1")])
     found = shown(library, first, second)
     assert len(found[b"d"].children or ()) == 99_999
     assert len(shown(library, first, Layer([opaque("d")]))) == 2
