@@ -48,7 +48,7 @@ def save(library: Library, reference: str, *tars: bytes) -> StoredImage:
     ]
     prepared = Prepared(
         image_handle=f"handle of {reference}",
-        metadata_generation=1,
+        metadata_generation="1",
         digest=digest_of(reference.encode()),
         architecture="amd64",
         env={},
