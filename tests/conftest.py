@@ -1,5 +1,6 @@
 """Fixtures that tests of every kind share, and how property tests choose their examples."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.debian_image import debian
@@ -21,3 +22,12 @@ _ANY_MACHINE = {
 settings.register_profile("repeatable", derandomize=True, database=None, **_ANY_MACHINE)
 settings.register_profile("search", max_examples=1000, **_ANY_MACHINE)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the cache-v1 conformance tests find their server (docs/protocol/cache-v1.md)."""
+    group = parser.getgroup("cache-v1", "cache-v1 conformance; by default of a server of our own")
+    group.addoption("--cache-v1-socket", help="of the server to be tested")
+    group.addoption("--cache-v1-token", help="that it wants")
+    group.addoption("--cache-v1-image", help="an image that it can prepare")
+    group.addoption("--cache-v1-architecture", default="amd64", help="of that image")

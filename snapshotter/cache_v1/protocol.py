@@ -272,6 +272,7 @@ def encode_request(request: Request, *, token: str | None = None) -> bytes:
 def decode_envelope(payload: bytes) -> Envelope:
     """The outer part of a request frame; InvalidInputError if it is not one."""
     try:
+        str(payload, "utf-8")  # what stays raw is not looked into by the decoder
         return _envelope_decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"request frame: {error}") from error

@@ -1,23 +1,22 @@
-"""The server keeps docs/protocol/cache-v1.md: frames, order of checks, operations, limits."""
+"""What our server does besides keeping the protocol (conformance/): limits, damage, other users."""
 
 import hashlib
 import json
 import os
 import random
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cache_server import connection
 from cache_server.app import Limits
 from cache_server.library import Codec
-from snapshotter.framing import encode_frame
+from snapshotter.cache_v1.protocol import MAX_FETCH_CHUNKS, MAX_LIST_ENTRIES, MAX_READ_BYTES
 from snapshotter.names import ContentName
 from snapshotter.projection.image_reader import ImageReader
-from snapshotter.store import chunk_table
 from tests.support.cache_v1 import Client, RunningServer, running_server
 from tests.support.held_source import HeldSource
 from tests.support.images import Image, Layer, directory, file, write_layout
@@ -71,81 +70,7 @@ def warm_companions(server: RunningServer) -> None:
     server.server._companions._thread.submit(lambda: None).result(30)
 
 
-class TestFrames:
-    @pytest.mark.parametrize("length", [0, (1 << 20) + 1, 0xFFFFFFFF])
-    def test_bad_length_is_told_and_closes(self, client: Client, length: int) -> None:
-        client.send_raw(struct.pack(">I", length))
-        assert client.receive()[0]["code"] == "invalid_request"
-        assert client.is_closed()
-
-    @pytest.mark.parametrize(
-        "payload",
-        [
-            b"{",
-            b"\xff\xfe",
-            b"[]",
-            b'{"version":2}',
-            b'{"version":2,"token":null,"request":{"op":"ping"},"more":1}',
-        ],
-    )
-    def test_bad_json_is_told_and_closes(self, client: Client, payload: bytes) -> None:
-        client.send_raw(encode_frame(payload))
-        assert client.receive()[0]["code"] == "invalid_request"
-        assert client.is_closed()
-
-    def test_frame_may_come_byte_by_byte(self, client: Client) -> None:
-        envelope = b'{"version":2,"token":null,"request":{"op":"ping"}}'
-        for byte in encode_frame(envelope):
-            client.send_raw(bytes([byte]))
-        assert client.receive()[0]["status"] == "ready"
-
-    def test_requests_may_be_sent_ahead(self, client: Client) -> None:
-        for _ in range(20):
-            client.send({"op": "ping"})
-        assert [client.receive()[0]["status"] for _ in range(20)] == ["ready"] * 20
-
-    def test_version_1_closes_after_one_exchange(self, client: Client) -> None:
-        assert client.ask({"op": "ping"}, version=1)["status"] == "ready"
-        assert client.is_closed()
-
-    @pytest.mark.parametrize("version", [0, 3])
-    def test_other_versions_are_told_before_op_is_looked_at(
-        self, client: Client, version: int
-    ) -> None:
-        assert client.ask({"op": "nonsense"}, version=version)["code"] == "unsupported_version"
-
-    @pytest.mark.parametrize(
-        "request_",
-        [
-            {"op": "nonsense"},
-            {},
-            {"op": "ping", "more": 1},
-            {"op": "fetch"},
-            {"op": "fetch", "chunks": [1]},
-            {"op": "fetch", "chunks": ["sha256:AB"]},
-            {"op": "fetch", "chunks": [digest_of(b"")] * 257},
-            {"op": "fetch", "chunks": [], "companions_bytes": -1},
-            {"op": "chunk_table", "content": digest_of(b""), "size": 1 << 20},
-            {"op": "chunk_table", "content": "sha256:0", "size": 1 << 21},
-            {"op": "open", "architecture": "amd64"},
-            {"op": "open", "architecture": "amd64", "handle": "a", "chain": "b"},
-            {"op": "open", "architecture": "AMD 64", "handle": "a"},
-            {"op": "prepare", "image": "docker-daemon:x", "architecture": "amd64"},
-            {"op": "prepare", "image": "a", "architecture": "amd64", "authfile": "relative"},
-            {"op": "list", "digest": "sha256:0", "path": [], "offset": 0},
-        ],
-    )
-    def test_bad_op_or_field_is_told_and_the_connection_stays(
-        self, client: Client, request_: dict[str, Any]
-    ) -> None:
-        assert client.ask(request_)["code"] == "invalid_request"
-        assert client.ask({"op": "ping"})["status"] == "ready"
-
-
 class TestOperations:
-    def test_ping_says_features(self, client: Client) -> None:
-        assert client.ask({"op": "ping"})["features"] == ["objects", "progress"]
-
     def test_prepared_says_what_manifest_and_config_do(self, prepared: dict[str, Any]) -> None:
         assert prepared["digest"] == IMAGE.digest
         assert prepared["architecture"] == "amd64"
@@ -164,59 +89,19 @@ class TestOperations:
         self, client: Client, prepared: dict[str, Any]
     ) -> None:
         image = prepared["metadata_image"]
-        reader = ImageReader(fetch_content(client, image["content"], image["size"]))
+        reader = ImageReader(client.content(image["content"], image["size"]))
         files = {
-            path: fetch_content(client, "sha256:" + name.content_id.hex(), name.size)
+            path: client.content("sha256:" + name.content_id.hex(), name.size)
             for path, inode in reader.walk()
             if (name := reader.content(inode.nid)) is not None
         }
         expected = {f"d/{at:02}".encode(): data for at, data in enumerate(SMALL)}
         assert files == {**expected, b"e/big": BIG}
 
-    def test_open_finds_by_handle_and_by_chain(
-        self, client: Client, prepared: dict[str, Any]
-    ) -> None:
-        by_handle = {"op": "open", "handle": prepared["image_handle"], "architecture": "amd64"}
-        assert client.ask(by_handle) == prepared
-        unmerged = client.ask({**by_handle, "merge": False})
-        assert "metadata_image" not in unmerged or unmerged["metadata_image"] is None
-        lower = client.ask(
-            {"op": "open", "chain": prepared["layers"][0]["chain_id"], "architecture": "amd64"}
-        )
-        assert lower["digest"] is None
-        assert lower["config"] is None
-        assert lower["totals"]["files"] == len(SMALL)
-        assert lower["image_handle"] != prepared["image_handle"]
-        again = {"op": "open", "handle": lower["image_handle"], "architecture": "amd64"}
-        assert client.ask(again) == lower
-
-    @pytest.mark.parametrize("key", ["handle", "chain"])
-    def test_open_of_the_unknown_is_not_found(self, client: Client, key: str) -> None:
-        request = {"op": "open", key: digest_of(b"unknown"), "architecture": "amd64"}
-        assert client.ask(request)["code"] == "not_found"
-
-    def test_open_for_another_architecture_is_not_found(
-        self, client: Client, prepared: dict[str, Any]
-    ) -> None:
-        request = {"op": "open", "handle": prepared["image_handle"], "architecture": "arm64"}
-        assert client.ask(request)["code"] == "not_found"
-
-    def test_chunk_table_of_unknown_content_is_not_found(self, client: Client) -> None:
-        request = {"op": "chunk_table", "content": digest_of(b"x"), "size": 1 << 21}
-        assert client.ask(request)["code"] == "not_found"
-
-    @pytest.mark.usefixtures("prepared")
-    def test_missing_chunk_fails_alone_and_order_is_kept(self, client: Client) -> None:
-        asked = [digest_of(SMALL[3]), digest_of(b"nowhere"), digest_of(SMALL[1])]
-        first, missing, last = client.fetch(asked)
-        assert first == ({"status": "data", "length": 40, "chunk": asked[0]}, SMALL[3])
-        assert (missing[0]["code"], missing[0]["chunk"]) == ("not_found", asked[1])
-        assert last[1] == SMALL[1]
-
     def test_corrupt_chunk_fails_alone_and_is_never_served(self, tmp_path: Path) -> None:
         write_layout(tmp_path / "oci", {"v1": IMAGE})
         with running_server(tmp_path) as own, own.client() as client:
-            client.ask(prepare_request(own))
+            prepared = client.ask(prepare_request(own))
             digest = hashlib.sha256(SMALL[7]).digest()
             location = own.library.locate(digest)
             with (tmp_path / "root" / "packs" / location.source.path).open("r+b") as pack:
@@ -226,8 +111,18 @@ class TestOperations:
                 pack.write(bytes([last ^ 1]))
             asked = [digest_of(SMALL[6]), digest_of(SMALL[7]), digest_of(SMALL[8])]
             before, corrupt, after = client.fetch(asked)
+            read = {"op": "read", "digest": prepared["image_handle"], "offset": 0, "length": 99}
+            by_path = [client.ask({**read, "path": [*b"d/%02d" % at]}) for at in (6, 7)]
         assert (corrupt[0]["code"], corrupt[0]["chunk"]) == ("corrupt", asked[1])
         assert (before[1], after[1]) == (SMALL[6], SMALL[8])
+        assert (by_path[0]["status"], by_path[1]["code"]) == ("data", "corrupt")
+
+    def test_paths_of_an_image_without_metadata_image_make_it(self, tmp_path: Path) -> None:
+        write_layout(tmp_path / "oci", {"v1": IMAGE})
+        with running_server(tmp_path) as own, own.client() as client:
+            bare = client.ask(prepare_request(own, merge=False))
+            request = {"op": "stat", "digest": bare["image_handle"], "path": [*b"e/big"]}
+            assert client.ask(request)["size"] == len(BIG)
 
     def test_a_large_chunk_comes_from_its_pack_or_fails_alone(self, tmp_path: Path) -> None:
         noise = random.Random(1).randbytes(3 << 20)
@@ -245,9 +140,6 @@ class TestOperations:
             assert [first[1], second[1]] == chunks[:2]
             assert (cut[0]["code"], cut[0]["chunk"]) == ("corrupt", asked[2])
             assert client.ask({"op": "ping"})["status"] == "ready"
-
-    def test_empty_fetch_is_done(self, client: Client) -> None:
-        assert client.fetch([]) == []
 
     def test_many_large_chunks_in_one_fetch(self, client: Client, prepared: dict[str, Any]) -> None:
         assert prepared
@@ -276,19 +168,6 @@ class TestOperations:
         again = {body for _, body in client.fetch([asked], **options)[1:]}
         assert again
         assert again.isdisjoint(body for _, body in companions)
-
-    def test_unknown_handle_gives_no_companions_and_no_error(self, client: Client) -> None:
-        options = {"handle": "sha256:unknown", "companions_bytes": 1000}
-        assert client.fetch([digest_of(b"nowhere")], **options)[0][0]["code"] == "not_found"
-        assert client.fetch([], **options) == []
-
-    def test_failed_prepare_names_the_image_and_leaves_the_connection(
-        self, server: RunningServer, client: Client
-    ) -> None:
-        answer = client.ask(prepare_request(server, image=f"oci:{server.path.parent}/none:v1"))
-        assert answer["code"] == "not_found"
-        assert "/none" in answer["message"]
-        assert client.ask({"op": "ping"})["status"] == "ready"
 
     def test_counters_tell_what_was_fetched(self, server: RunningServer) -> None:
         before = server.server.counters.snapshot()
@@ -328,15 +207,6 @@ class TestPrepare:
 
 
 class TestAccess:
-    def test_token_is_wanted_on_every_request_before_the_version(self, tmp_path: Path) -> None:
-        with running_server(tmp_path, token="secret") as server:
-            with server.client() as client:
-                assert client.ask({"op": "ping"}, version=9)["code"] == "permission_denied"
-                assert client.is_closed()
-            with server.client() as client:
-                assert client.ask({"op": "ping"}, token="secret")["status"] == "ready"
-                assert client.ask({"op": "ping"}, token="wrong")["code"] == "permission_denied"
-
     def test_socket_is_private(self, server: RunningServer) -> None:
         assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
         assert [p.name for p in server.path.parent.iterdir() if p.name.startswith(".")] == []
@@ -369,6 +239,67 @@ class TestAccess:
 
 
 class TestLimits:
+    def test_documented_limits_are_those_that_hold(self) -> None:
+        limits = Limits()
+        assert (limits.connections, limits.read_workers, limits.idle_s) == (64, 16, 5.0)
+        assert (limits.prepare_workers, limits.prepare_queue) == (2, 16)
+        assert connection._PROGRESS_INTERVAL_S >= 1 / 5
+        assert connection._HEARTBEAT_S + connection._PROGRESS_INTERVAL_S <= 10
+        assert MAX_FETCH_CHUNKS == MAX_LIST_ENTRIES == 256
+        assert MAX_READ_BYTES == 1 << 20
+
+    def test_progress_is_told_again_when_nothing_happens(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection, "_HEARTBEAT_S", 0)
+        source = HeldSource(Image([Layer([file("f", bytes(600_000))], compression="none")]))
+        request = {"op": "prepare", "image": "localhost/x", "architecture": "amd64"}
+        with (
+            running_server(tmp_path, open_source=lambda reference, authfile: source) as server,
+            server.client() as client,
+        ):
+            client.send({**request, "progress": True})
+            server.on_loop(source.reached.wait())
+            told = [client.receive()[0] for _ in range(5)]
+            assert told[-1] == told[-2]
+            server.loop.call_soon_threadsafe(source.release.set)
+            while (last := client.receive()[0])["status"] == "progress":
+                pass
+        assert last["status"] == "prepared"
+
+    def test_prepare_beyond_the_queue_is_busy_and_the_connection_stays(
+        self, tmp_path: Path
+    ) -> None:
+        source = HeldSource(Image([Layer([file("f", bytes(600_000))], compression="none")]))
+        limits = Limits(prepare_workers=1, prepare_queue=0)
+        with (
+            running_server(
+                tmp_path, open_source=lambda reference, authfile: source, limits=limits
+            ) as server,
+            server.client() as first,
+            server.client() as second,
+        ):
+            request = {"op": "prepare", "image": "localhost/x", "architecture": "amd64"}
+            first.send(request)
+            server.on_loop(source.reached.wait())
+            assert second.ask({**request, "image": "localhost/y"})["code"] == "busy"
+            assert second.ask({"op": "ping"})["status"] == "ready"
+            server.loop.call_soon_threadsafe(source.release.set)
+            assert first.receive()[0]["status"] == "prepared"
+
+    def test_reads_beyond_the_workers_wait_and_pings_do_not(self, tmp_path: Path) -> None:
+        with (
+            running_server(tmp_path, limits=Limits(read_workers=1)) as server,
+            server.client() as reading,
+            server.client() as other,
+        ):
+            server.server._service.reads.acquire()
+            reading.send({"op": "fetch", "chunks": []})
+            assert other.ask({"op": "ping"})["status"] == "ready"
+            assert not reading.has_answer()
+            server.server._service.reads.release()
+            assert reading.receive()[0]["status"] == "done"
+
     def test_idle_connection_is_closed_between_requests(self, tmp_path: Path) -> None:
         with (
             running_server(tmp_path, limits=Limits(idle_s=0.05)) as server,
@@ -386,14 +317,3 @@ class TestLimits:
                 assert third.is_closed()
             for client in held:
                 client.__exit__()
-
-
-def fetch_content(client: Client, content: str, size: int) -> bytes:
-    if size <= 1 << 20:
-        return client.fetch([content])[0][1]
-    client.send({"op": "chunk_table", "content": content, "size": size})
-    fields, table = client.receive()
-    assert fields["sha256"] == content
-    name = ContentName(bytes.fromhex(content[7:]), size)
-    chunks = ["sha256:" + digest.hex() for digest in chunk_table.decode(table, name)]
-    return b"".join(body for _, body in client.fetch(chunks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,7 +16,11 @@ from cache_server.app import Limits, Server
 from cache_server.library import Library
 from cache_server.prepare import OpenSource
 from cache_server.sources.opening import Sources
+from snapshotter.cache_v1.protocol import MAX_FETCH_CHUNKS
+from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.framing import FrameDecoder, encode_frame
+from snapshotter.names import CHUNK_SIZE, ContentName
+from snapshotter.store import chunk_table
 
 T = TypeVar("T")
 
@@ -32,8 +37,8 @@ class RunningServer:
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
 
-    def client(self) -> Client:
-        return Client(self.path)
+    def client(self, **options: Any) -> Client:
+        return Client(self.path, **options)
 
 
 @contextmanager
@@ -76,9 +81,13 @@ def running_server(
 
 
 class Client:
-    """One connection. Answers are (fields, body) pairs; body is b"" but for ``data``."""
+    """One connection. Answers are (fields, body) pairs; body is b"" but for ``data``.
 
-    def __init__(self, path: Path) -> None:
+    ``version`` and ``token`` are those of its requests, unless a request has its own.
+    """
+
+    def __init__(self, path: Path, *, token: str | None = None, version: int = 2) -> None:
+        self._envelope = {"version": version, "token": token}
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(30)
         self._socket.connect(str(path))
@@ -90,12 +99,16 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    def finish(self) -> None:
+        """Says that nothing more will be sent."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def send_raw(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def send(self, request: dict[str, Any], *, version: int = 2, token: str | None = None) -> None:
-        envelope = {"version": version, "token": token, "request": request}
-        self.send_raw(encode_frame(json.dumps(envelope).encode()))
+    def send(self, request: dict[str, Any], **envelope: Any) -> None:
+        whole = {**self._envelope, **envelope, "request": request}
+        self.send_raw(encode_frame(json.dumps(whole).encode()))
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """The next answer; EOFError if the server has closed."""
@@ -108,9 +121,9 @@ class Client:
             self._feed()
         return fields, body
 
-    def ask(self, request: dict[str, Any], **options: Any) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], **envelope: Any) -> dict[str, Any]:
         """Sends a request and returns its one answer, or the last after any progress."""
-        self.send(request, **options)
+        self.send(request, **envelope)
         while (fields := self.receive()[0])["status"] == "progress":
             pass
         return fields
@@ -123,9 +136,34 @@ class Client:
             answers.append(answer)
         return answers
 
+    def content(self, content: str, size: int) -> bytes:
+        """Whole content, its chunk table and every chunk compared with what names them."""
+        if size <= CHUNK_SIZE:
+            return self._chunks([content])
+        self.send({"op": "chunk_table", "content": content, "size": size})
+        fields, table = self.receive()
+        assert fields["status"] == "data", fields
+        name = ContentName(parse_digest(content), size)
+        digests = [format_digest(digest) for digest in chunk_table.decode(table, name)]
+        many = range(0, len(digests), MAX_FETCH_CHUNKS)
+        return b"".join(self._chunks(digests[at : at + MAX_FETCH_CHUNKS]) for at in many)
+
+    def _chunks(self, digests: list[str]) -> bytes:
+        answers = self.fetch(digests)
+        for digest, (fields, body) in zip(digests, answers, strict=True):
+            assert fields["chunk"] == digest == format_digest(sha256(body)), fields
+        return b"".join(body for _, body in answers)
+
+    def has_answer(self) -> bool:
+        """Whether anything came that was not received yet."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def is_closed(self) -> bool:
         """Whether the server closes the connection without another word."""
-        return not self._decoder.next_frame() and self._socket.recv(1) == b""
+        try:
+            return not self._decoder.next_frame() and self._socket.recv(1) == b""
+        except ConnectionResetError:  # it closed before it had read all that was sent
+            return True
 
     def _feed(self) -> None:
         data = self._socket.recv(1 << 18)
