@@ -50,7 +50,8 @@ PREPARE_DEADLINE_S = 60.0
 INLINE_BYTES = 64 << 10
 """Larger bodies are digested in a thread (hashlib releases the GIL); these are done in place."""
 _RETRY_PAUSE_S = 0.05
-_BUSY_PAUSE_S = (0.01, 0.5)
+_BUSY_PAUSE_S = (0.02, 0.5)
+"""The first and the longest; what is waited is half of it at least (10 to 500 ms)."""
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ class CacheClient:
             image=image,
             architecture=architecture,
             refresh=refresh,
-            progress=on_progress is not None,
+            progress=True,  # silence would look like a server that is gone
             merge=merge,
             authfile=authfile,
         )

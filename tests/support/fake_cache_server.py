@@ -26,6 +26,10 @@ class FakeCacheServer:
         self.chunks: dict[str, bytes] = {}
         self.tables: dict[str, bytes] = {}
         self.requests: list[protocol.Request] = []
+        self.arrived_at_s: list[float] = []
+        """When each of them came, in trio's time."""
+        self.pause_s = 0.0
+        """Before each chunk of a fetch, and before each frame of ``answer``."""
         self.fetched: Counter[str] = Counter()
         self.companions: list[tuple[ContentName, bytes]] = []
         self.connections = 0
@@ -109,6 +113,7 @@ class FakeCacheServer:
                 envelope = protocol.decode_envelope(payload)
                 request = protocol.decode_request(envelope.request)
                 self.requests.append(request)
+                self.arrived_at_s.append(trio.current_time())
                 self.arrived.set()
                 if not await self._serve_one(stream, request) or self.idle_close:
                     return
@@ -126,6 +131,7 @@ class FakeCacheServer:
         special = self.answer(request)
         if special is not None:
             for response in special:
+                await trio.sleep(self.pause_s)
                 await send(stream, response)
             return True
         return await self._answer(stream, request)
@@ -148,6 +154,7 @@ class FakeCacheServer:
 
     async def _fetch(self, stream: trio.SocketStream, request: Fetch) -> bool:
         for position, digest in enumerate(request.chunks):
+            await trio.sleep(self.pause_s)
             chunk = self.chunks.get(digest)
             if chunk is None:
                 await send(stream, Error(code="not_found", message="no chunk", chunk=digest))
