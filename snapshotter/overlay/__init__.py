@@ -1,0 +1,1 @@
+"""The userspace overlay: lowers and an upper, in kernel overlayfs's format on disk."""

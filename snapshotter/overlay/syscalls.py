@@ -1,0 +1,82 @@
+"""System calls of the overlay that Python does not have. Thin, Linux only; they raise OSError.
+
+Numbers and flags: the kernel's include/uapi/linux/openat2.h, fs.h and the architectures' unistd.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+
+AT_FDCWD = -100
+_AT_SYMLINK_NOFOLLOW = 0x100
+_UTIME_OMIT = (1 << 30) - 2
+_NS = 1_000_000_000
+
+_OPENAT2 = 437
+_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
+_OPEN_HOW = struct.Struct("=QQQ")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_TIMES = struct.Struct("@qqqq")
+
+
+def open_beneath(directory: int, path: bytes, flags: int) -> int:
+    """openat2(2): opens ``path`` strictly below ``directory``, on its file system, by no link."""
+    how = _OPEN_HOW.pack(
+        flags | os.O_CLOEXEC | os.O_NOFOLLOW,
+        0,
+        RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+    )
+    return _call("open", path, _OPENAT2, directory, path, how, ctypes.c_size_t(len(how)))
+
+
+def rename(
+    old_directory: int, old_name: bytes, new_directory: int, new_name: bytes, flags: int = 0
+) -> None:
+    """renameat2(2)."""
+    _call(
+        "rename",
+        old_name,
+        _RENAMEAT2[platform.machine()],
+        old_directory,
+        old_name,
+        new_directory,
+        new_name,
+        ctypes.c_uint(flags),
+    )
+
+
+def set_times(
+    directory: int | None, name: bytes, *, atime_ns: int | None, mtime_ns: int | None, follow: bool
+) -> None:
+    """utimensat(2); None leaves a time as it is, which os.utime cannot."""
+    times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
+    at = AT_FDCWD if directory is None else directory
+    if _libc.utimensat(at, name, times, 0 if follow else _AT_SYMLINK_NOFOLLOW):
+        number = ctypes.get_errno()
+        raise OSError(number, f"set times: {os.strerror(number)}", name)
+
+
+def _timespec(time_ns: int | None) -> tuple[int, int]:
+    return (0, _UTIME_OMIT) if time_ns is None else divmod(time_ns, _NS)
+
+
+def _call(operation: str, name: bytes, *arguments: object) -> int:
+    result: int = _libc.syscall(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{operation}: {os.strerror(number)}", name)
+    return result

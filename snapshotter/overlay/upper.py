@@ -1,0 +1,297 @@
+"""The upper: a directory that holds what was written, and a work directory to prepare it in.
+
+Everything is made complete in ``work`` and then put in place by one rename, so that a crash leaves
+either what was or what is to be; leftovers in ``work`` are removed at the next start. Both
+directories must be ours alone: they are locked (flock) as long as this object lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from snapshotter.errors import BusyError, InvalidInputError
+from snapshotter.overlay import syscalls
+from snapshotter.overlay.node import Node
+from snapshotter.overlay.whiteouts import TRUSTED, WHITEOUT_MODE, YES, OverlayXattrs, is_whiteout
+
+ALIASES = "aliases"
+"""Directory beside the work directory proper: one more name of each file with aliases."""
+
+_WORK = "work"
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_CACHED_DIRECTORIES = 128
+_NO_MARK = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
+
+
+class Place(NamedTuple):
+    """Where system calls find a file: a name in an open directory, or a held descriptor's path."""
+
+    directory: int | None
+    name: bytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ``name`` is a link of /proc, to be followed, to the file itself."""
+        return self.directory is None
+
+    @property
+    def path(self) -> bytes:
+        """For system calls that take no directory descriptor."""
+        if self.directory is None:
+            return self.name
+        return b"/proc/self/fd/%d/%s" % (self.directory, self.name)
+
+
+class Upper:
+    """The directories ``upper`` and ``work``, which are on one file system.
+
+    Opening it raises InvalidInputError if they are not, and BusyError if somebody else uses one of
+    them. Everything else raises OSError, and is called under the lock of the tree.
+    """
+
+    def __init__(
+        self,
+        upper: str | os.PathLike[str],
+        work: str | os.PathLike[str],
+        *,
+        xattrs: OverlayXattrs = TRUSTED,
+    ) -> None:
+        self.xattrs = xattrs
+        self._numbers = itertools.count()
+        self._directories: OrderedDict[Node, int] = OrderedDict()
+        with contextlib.ExitStack() as opened:
+            self.root = _open_exclusively(upper, opened)
+            base = _open_exclusively(work, opened)
+            if os.fstat(self.root).st_dev != os.fstat(base).st_dev:
+                raise InvalidInputError(f"upper {upper} and work {work}: not on one file system")
+            self.work = _open_inside(base, _WORK, opened)
+            self.alias_directory = _open_inside(base, ALIASES, opened)
+            self.aliases = set(os.listdir(os.fsencode(f"/proc/self/fd/{self.alias_directory}")))
+            self._closing = opened.pop_all()
+        for leftover in self._scan_work():
+            self.discard(leftover)
+
+    def close(self) -> None:
+        """Lets go of the directories."""
+        for descriptor in self._directories.values():
+            os.close(descriptor)
+        self._directories.clear()
+        self._closing.close()
+
+    # Finding ------------------------------------------------------------------------------------
+
+    def directory(self, node: Node) -> int:
+        """A descriptor of the directory ``node``, good until the next call."""
+        known = self._directories.get(node)
+        if known is not None:
+            self._directories.move_to_end(node)
+            return known
+        below = []
+        descriptor: int | None = None
+        while descriptor is None:
+            if not node.names:
+                descriptor = self._detached(node)
+                break
+            below.append(node)
+            node = node.names[0][0]
+            descriptor = self._directories.get(node)
+        for child in reversed(below):
+            descriptor = os.open(child.names[0][1], _OPEN_DIRECTORY, dir_fd=descriptor)
+            self._keep_directory(child, descriptor)
+        return descriptor
+
+    def _detached(self, node: Node) -> int:
+        """The root, or a directory that was removed and is held."""
+        return self.root if node.held is None else node.held
+
+    def _keep_directory(self, node: Node, descriptor: int) -> None:
+        self._directories[node] = descriptor
+        if len(self._directories) > _CACHED_DIRECTORIES:
+            os.close(self._directories.popitem(last=False)[1])
+
+    def place(self, node: Node) -> Place:
+        """Where the file ``node`` is."""
+        if node.names:
+            parent, name = node.names[0]
+            return Place(self.directory(parent), name)
+        if node.held is None:
+            return Place(self.root, b".")
+        return Place(None, b"/proc/self/fd/%d" % node.held)
+
+    def stat(self, node: Node) -> os.stat_result:
+        """The attributes of ``node``."""
+        place = self.place(node)
+        return os.stat(place.name, dir_fd=place.directory, follow_symlinks=place.is_held)
+
+    def find(self, parent: Node, name: bytes) -> os.stat_result | None:
+        """What is at ``name``, be it a whiteout; None for nothing."""
+        try:
+            return os.stat(name, dir_fd=self.directory(parent), follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def has_whiteout(self, parent: Node, name: bytes) -> bool:
+        """Whether a whiteout is at ``name``."""
+        status = self.find(parent, name)
+        return status is not None and is_whiteout(status.st_mode, status.st_rdev)
+
+    @contextmanager
+    def scan(self, node: Node) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """The names that are physically in a directory, whiteouts among them."""
+        descriptor = os.open(b".", _OPEN_DIRECTORY, dir_fd=self.directory(node))
+        try:
+            with os.scandir(descriptor) as entries:
+                yield entries
+        finally:
+            os.close(descriptor)
+
+    def hold(self, node: Node) -> None:
+        """Keeps ``node`` within reach, whatever happens to its names."""
+        if node.held is None:
+            place = self.place(node)
+            node.hold(os.open(place.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=place.directory))
+
+    def open(self, node: Node, flags: int) -> int:
+        """Opens a regular file; EIO for one whose content is elsewhere."""
+        place = self.place(node)
+        if self.mark(place, self.xattrs.metacopy) is not None:
+            raise OSError(errno.EIO, "open: its content is in a lower (metacopy)", place.name)
+        follow = 0 if place.is_held else os.O_NOFOLLOW
+        return os.open(place.name, flags | follow, dir_fd=place.directory)
+
+    # Marks --------------------------------------------------------------------------------------
+
+    def mark(self, place: Place, name: bytes) -> bytes | None:
+        """The value of a mark; None if it is not there."""
+        try:
+            return os.getxattr(place.path, name, follow_symlinks=place.is_held)
+        except OSError as error:
+            if error.errno in _NO_MARK:
+                return None
+            raise
+
+    def set_mark(self, place: Place, name: bytes, value: bytes) -> None:
+        """Sets a mark."""
+        os.setxattr(place.path, name, value, follow_symlinks=place.is_held)
+
+    def is_opaque(self, place: Place) -> bool:
+        """Whether a directory hides those of the lowers."""
+        return self.mark(place, self.xattrs.opaque) == YES
+
+    def make_opaque(self, place: Place) -> None:
+        """Lets a directory hide those of the lowers."""
+        self.set_mark(place, self.xattrs.opaque, YES)
+
+    # Making -------------------------------------------------------------------------------------
+
+    def temporary(self) -> Place:
+        """A name in the work directory that is free."""
+        return Place(self.work, b"#%x" % next(self._numbers))
+
+    def put(self, made: Place, parent: Node, name: bytes, flags: int = 0) -> None:
+        """Renames what was made to its place. Over a whiteout go files, not directories."""
+        assert made.directory is not None
+        syscalls.rename(made.directory, made.name, self.directory(parent), name, flags)
+
+    def put_over_whiteout(self, made: Place, parent: Node, name: bytes) -> None:
+        """Puts a directory where there is a whiteout."""
+        self.put(made, parent, name, syscalls.RENAME_EXCHANGE)
+        os.unlink(made.name, dir_fd=made.directory)
+
+    def whiteout(self, directory: int, name: bytes) -> None:
+        """Makes a whiteout at a free name."""
+        os.mknod(name, WHITEOUT_MODE, 0, dir_fd=directory)
+
+    def new_whiteout(self) -> Place:
+        """A whiteout, ready to be put in place."""
+        made = self.temporary()
+        self.whiteout(self.work, made.name)
+        return made
+
+    def discard(self, made: Place) -> None:
+        """Removes something from the work directory with all that is in it."""
+        try:
+            os.unlink(made.name, dir_fd=made.directory)
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):
+            _remove_tree(self.work, made.name)
+
+    def clear(self, node: Node) -> None:
+        """Makes a directory that shows nothing physically empty: whiteouts go."""
+        with self.scan(node) as entries:
+            if next(entries, None) is None:
+                return
+        place = self.place(node)
+        status = self.stat(node)
+        made = self.temporary()
+        os.mkdir(made.name, 0o700, dir_fd=made.directory)
+        self.make_opaque(made)
+        os.chown(made.name, status.st_uid, status.st_gid, dir_fd=made.directory)
+        os.chmod(made.name, stat.S_IMODE(status.st_mode), dir_fd=made.directory)
+        assert place.directory is not None
+        self.forget_directory(node)
+        syscalls.rename(self.work, made.name, place.directory, place.name, syscalls.RENAME_EXCHANGE)
+        self.discard(made)
+
+    def forget_directory(self, node: Node) -> None:
+        """Closes what may be open of a directory that is to be removed."""
+        descriptor = self._directories.pop(node, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _scan_work(self) -> list[Place]:
+        names = os.listdir(os.fsencode(f"/proc/self/fd/{self.work}"))
+        return [Place(self.work, name) for name in names]
+
+
+def _open_exclusively(path: str | os.PathLike[str], opened: contextlib.ExitStack) -> int:
+    descriptor = os.open(path, _OPEN_DIRECTORY)
+    opened.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BusyError(f"{path} is the upper or work directory of another mount") from error
+    return descriptor
+
+
+def _open_inside(directory: int, name: str, opened: contextlib.ExitStack) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=directory)
+    descriptor = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _remove_tree(directory: int, name: bytes) -> None:
+    """Removes a directory and what is in it, however deep that goes."""
+    opened = [os.open(name, _OPEN_DIRECTORY, dir_fd=directory)]
+    names = [name]
+    while opened:
+        below = _remove_files(opened[-1])
+        if below is not None:
+            opened.append(os.open(below, _OPEN_DIRECTORY, dir_fd=opened[-1]))
+            names.append(below)
+            continue
+        os.close(opened.pop())
+        os.rmdir(names.pop(), dir_fd=opened[-1] if opened else directory)
+
+
+def _remove_files(directory: int) -> bytes | None:
+    """Unlinks all but directories; the name of one of these, if there is one."""
+    below = None
+    for name in os.listdir(b"/proc/self/fd/%d" % directory):
+        if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            below = name
+        else:
+            os.unlink(name, dir_fd=directory)
+    return below
