@@ -31,6 +31,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The keeper closes the gate after this long without a store, so that waiters can die."""
     settle_s: float = 5.0
     """Age at which an arrival is synced to disk and its undo entry dropped."""
+    min_free_bytes: int = 512 * MIB
+    """What is left free, or a twentieth of a smaller file system, and 1 MiB even with 0. Below it
+    content is served without being kept, and what no view has open is evicted, oldest first."""
     read_ahead_kb: int = 4096
     """The gate's read-ahead in KiB; with less, cold sequential reads wait for each chunk."""
 
@@ -48,6 +51,8 @@ def load_config(path: Path | None) -> Config:
         raise InvalidInputError(f"settings in {path}: {error}") from error
     if config.large_file_bytes < MIB:
         raise InvalidInputError(f"settings in {path}: large_file_bytes must be at least {MIB}")
+    if config.min_free_bytes < 0:
+        raise InvalidInputError(f"settings in {path}: min_free_bytes must not be below 0")
     for name in ("lookup_deadline_s", "keeper_patience_s"):
         if getattr(config, name) <= 0:
             raise InvalidInputError(f"settings in {path}: {name} must be above 0")

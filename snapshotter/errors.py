@@ -102,6 +102,14 @@ class CommandTimeoutError(SnapshotterError):
         self.stderr = stderr
 
 
+class DiskFullError(SnapshotterError):
+    """Content cannot be kept: the disk is full, or has less free space than is to be left."""
+
+    code = "disk_full"
+    errno = errno.ENOSPC
+    exit_code = 9
+
+
 BY_CODE: dict[str, type[SnapshotterError]] = {
     cls.code: cls
     for cls in (
@@ -113,6 +121,7 @@ BY_CODE: dict[str, type[SnapshotterError]] = {
         BusyError,
         CorruptError,
         UnsupportedError,
+        DiskFullError,
     )
 }
 

@@ -19,7 +19,7 @@ from snapshotter.errors import InvalidInputError, SnapshotterError
 _EPILOG = (
     "--root, --run, --config and --json may stand before or after the command. "
     "Exit status: 0 done, 1 failed, 2 bad input, 3 not found, 4 access denied, 5 unavailable, "
-    "6 busy, 7 corrupt, 8 unsupported; `run` has the command's own, or 125, 126, 127."
+    "6 busy, 7 corrupt, 8 unsupported, 9 disk full; `run` has the command's own, or 125, 126, 127."
 )
 _INTERRUPTED = 130
 

@@ -5,8 +5,8 @@ Below them are the names of objects. No directory lists anything; names are for 
 
 - A LOOKUP in ``g<number>`` means that overlayfs found no such object. The gate gets the content
   and answers ENOENT, so that overlayfs goes on and finds it in the next layer, a plain local file.
-  Failure is ENOENT too. A large file, or one that a chmod or the like asks for, is answered with a
-  FUSE file instead, whose READs fetch what they need.
+  Failure is ENOENT too. A large file, one that a chmod or the like asks for, or any while the disk
+  is full, is answered with a FUSE file instead, whose READs fetch what they need.
 - A LOOKUP in ``v``, the last layer, is the verdict: EIO, or ESTALE if the content is here after
   all, upon which the kernel repeats the whole open by itself.
 
@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from snapshotter.config import Config
-from snapshotter.errors import InvalidInputError, SnapshotterError, UnavailableError
+from snapshotter.errors import DiskFullError, InvalidInputError, SnapshotterError, UnavailableError
 from snapshotter.fuse import replies, wire
 from snapshotter.fuse.dev_fuse import Session
 from snapshotter.fuse.server import Answer, Operation
@@ -62,13 +62,13 @@ class ContentStore(Protocol):
         """These bytes (fewer at the end) or None if any are missing. From any thread."""
 
     async def materialise(self, name: ContentName, *, image: int = 0) -> None:
-        """Makes the object."""
+        """Makes the object; DiskFullError if it can be had only by ``ensure``."""
 
     async def prepare_partial(self, name: ContentName, *, image: int = 0) -> None:
         """Gets a large content's chunk table, so that it can be served by chunk."""
 
     async def ensure(self, name: ContentName, offset: int, length: int, *, image: int = 0) -> None:
-        """Gets a range of a large content; ``read_ready`` then has it."""
+        """Gets a range; ``read_ready`` then has it."""
 
 
 class Gate:
@@ -178,13 +178,24 @@ class Gate:
         return _entry(nodeid, _file_attr(nodeid, name.size))
 
     async def _fetch_for_lookup(self, unique: int, name: ContentName, image: int) -> None:
-        is_large = name.size > self._config.large_file_bytes
-        fetch = self._store.prepare_partial if is_large else self._store.materialise
-        is_ready = await self._attempt("lookup", name, lambda: fetch(name, image=image))
+        is_streamed = name.size > self._config.large_file_bytes
+
+        async def fetch() -> None:
+            nonlocal is_streamed
+            if is_streamed:
+                await self._store.prepare_partial(name, image=image)
+                return
+            try:
+                await self._store.materialise(name, image=image)
+            except DiskFullError:
+                self._counters.add("unkept_lookups")
+                is_streamed = True
+
+        is_ready = await self._attempt("lookup", name, fetch)
         answer: Answer = errno.ENOENT
         try:
             # Whatever became of the fetch: a name that got a node meanwhile keeps it.
-            if self._journal.has(name) or (is_ready and is_large and not self._store.has(name)):
+            if self._journal.has(name) or (is_ready and is_streamed and not self._store.has(name)):
                 answer = self._file_entry(name)
         except (OSError, SnapshotterError) as error:
             self._report("lookup", name, error)
@@ -227,17 +238,14 @@ class Gate:
 
         async def fetch() -> None:
             nonlocal data
-            if is_large:
-                await self._store.ensure(name, offset, length)
-            else:
-                await self._store.materialise(name)
+            await self._store.ensure(name, offset, length)
             data = self._store.read_ready(name, offset, length)
             if data is None:
                 raise UnavailableError("it was evicted as soon as it was here; read it again")
 
         await self._attempt("read", name, fetch)
         self._finish(unique, errno.EIO if data is None else data)
-        if data is not None and not is_large:
+        if data is not None and not is_large and self._store.has(name):
             self._on_resolvable(name)
 
     def _unknown(self, operation: str, nodeid: int) -> int:

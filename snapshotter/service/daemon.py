@@ -155,6 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         trio.run(_serve, paths, config, config_path)
+    except OSError as error:
+        _log.error("cannot run", error=f"{error}; if the disk is full, free some space first")
+        return 1
     finally:
         os.close(lock)
     return 0

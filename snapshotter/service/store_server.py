@@ -40,6 +40,11 @@ _requests: msgspec.json.Decoder[messages.Request] = msgspec.json.Decoder(message
 class ServedStore(ContentStore, Protocol):
     """What the control socket needs of the store beyond what the gate does."""
 
+    async def materialise(
+        self, name: ContentName, *, image: int = 0, is_vital: bool = False
+    ) -> None:
+        """Makes the object; what ``is_vital`` may use the space that is to be left free."""
+
     async def settle(self) -> None:
         """Makes every arrival durable."""
 
@@ -184,7 +189,7 @@ class StoreServer:
     async def _ensure(self, request: messages.Ensure) -> None:
         name = ContentName.parse_path(request.name)
         if request.length is None:
-            await self._store.materialise(name, image=request.image)
+            await self._store.materialise(name, image=request.image, is_vital=True)
             return
         if request.offset < 0 or request.length < 0 or request.offset + request.length > name.size:
             raise InvalidInputError(

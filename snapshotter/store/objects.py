@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import DiskFullError, SnapshotterError
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
 
@@ -29,12 +29,17 @@ _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 @contextmanager
 def disk_errors(operation: str) -> Iterator[None]:
-    """Turns an OSError into a SnapshotterError that names ``operation``."""
+    """Turns an OSError into a SnapshotterError that names ``operation``.
+
+    For want of space it is a DiskFullError.
+    """
     try:
         yield
     except OSError as error:
-        remedy = "; free some space below the root" if error.errno in _NO_SPACE else ""
-        raise SnapshotterError(f"{operation}: {error.strerror or error}{remedy}") from error
+        if error.errno in _NO_SPACE:
+            message = f"{operation}: {error.strerror}; free some space: snapshotter cache purge"
+            raise DiskFullError(message) from error
+        raise SnapshotterError(f"{operation}: {error.strerror or error}") from error
 
 
 def open_directory(path: str | os.PathLike[str]) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,8 +20,8 @@ import trio
 from snapshotter.cache_v1.client import CacheClient
 from snapshotter.cache_v1.connection import Body
 from snapshotter.config import Config
-from snapshotter.errors import BusyError, CorruptError, SnapshotterError
-from snapshotter.names import ContentName
+from snapshotter.errors import BusyError, CorruptError, DiskFullError, SnapshotterError
+from snapshotter.names import CHUNK_SIZE, ContentName
 from snapshotter.paths import Paths
 from snapshotter.store.arrivals import Arrivals
 from snapshotter.store.assembly import assemble
@@ -31,7 +32,10 @@ from snapshotter.store.filling import Filling
 from snapshotter.store.flight import Flight, Flights
 from snapshotter.store.objects import Objects, disk_errors
 from snapshotter.store.partial import Partials
+from snapshotter.store.reclaim import Reclaimer
 from snapshotter.store.removal import Evicted, Removal
+from snapshotter.store.space import Space
+from snapshotter.store.unkept import Unkept
 from snapshotter.telemetry import Counters
 
 _SHORTEST_SETTLE_S = 0.1
@@ -49,7 +53,8 @@ class Store:
 
     def __init__(self, paths: Paths, config: Config, *, counters: Counters) -> None:
         self.on_complete: Callable[[ContentName], None] | None = None
-        """Called on the loop with the name of a partial file that has become an object."""
+        """Called on the loop with a content that views should resolve anew: it has become an
+        object, or was evicted for want of space."""
         self._config = config
         self._counters = counters
         self._flights = Flights()
@@ -89,6 +94,16 @@ class Store:
             descriptors=self._descriptors,
             counters=counters,
         )
+        self._unkept = Unkept(self._client, self._fetcher, counters=counters)
+        self._space = Space(self._objects.objects_fd, min_free_bytes=config.min_free_bytes)
+        self._reclaimer = Reclaimer(
+            paths,
+            self._space,
+            self._objects,
+            self._removal,
+            settle=self.settle,
+            on_evicted=self._tell_complete,
+        )
 
     def close(self) -> None:
         """Closes files and lets another process open the store. Not while ``run`` runs."""
@@ -117,6 +132,7 @@ class Store:
                 nursery.start_soon(self._fetcher.run)
                 nursery.start_soon(self._companions.run)
                 nursery.start_soon(self._settle_in_time)
+                nursery.start_soon(self._reclaimer.run)
                 task_status.started()
         finally:
             self._client.close()
@@ -142,46 +158,68 @@ class Store:
             file = self._descriptors.get(("object", name), lambda: self._objects.open(name))
             return os.pread(file.descriptor, length, offset)
         except FileNotFoundError:
-            return None
+            return self._unkept.read(name, offset, length)
         except OSError as error:
             raise SnapshotterError(f"read of {name}: {error.strerror or error}") from error
 
-    async def materialise(self, name: ContentName, *, image: int = 0) -> None:
+    async def materialise(
+        self, name: ContentName, *, image: int = 0, is_vital: bool = False
+    ) -> None:
         """Makes the whole content an object. One fetch, whoever asks.
 
         Raises CorruptError, UnavailableError, NotFoundError or whatever else the cache server
-        said, and SnapshotterError for a failing disk. Cancelling leaves the fetch to the others.
+        said, SnapshotterError for a failing disk, and DiskFullError for a full one: then ``ensure``
+        and ``read_ready`` serve it all the same. What ``is_vital`` may use the space that is to be
+        left free. Cancelling leaves the fetch to the others.
         """
         flight = self._flights.get(name)
-        if flight is None:
-            companion = self._companions.find(name)
+        if flight is not None:
+            await flight.wait()
+            return
+        companion = self._companions.find(name)
+        if companion is None and self._objects.has(name):
+            return
+        with self._making_room(None if is_vital else name.size, name):
             if companion is not None:
                 self._publish(name, companion)
-                return
-            if self._objects.has(name):
-                return
-            flight = self._begin(name, image)
-        await flight.wait()
+            else:
+                await self._begin(name, image).wait()
 
     async def prepare_partial(self, name: ContentName, *, image: int = 0) -> None:
         """Has the chunk table of large content here, verified, and a file for its chunks.
 
-        Raises as ``materialise`` does; InvalidInputError for content of a single chunk.
+        On a full disk the table alone, in memory. Raises as ``materialise`` does otherwise;
+        InvalidInputError for content of a single chunk.
         """
-        if not self._objects.has(name):
-            await self._filling.prepare(name)
+        if self._filling.find(name) is not None or self._objects.has(name):
+            return
+        try:
+            with self._making_room(0, name):
+                await self._filling.prepare(name)
+        except DiskFullError:
+            await self._unkept.prepare(name)
 
     async def ensure(self, name: ContentName, offset: int, length: int, *, image: int = 0) -> None:
-        """Returns when ``read_ready`` answers for that range; raises as ``materialise`` does."""
+        """Returns when ``read_ready`` answers for that range; raises as ``materialise`` does.
+
+        On a full disk the range is had in memory, from where it goes when others are asked for.
+        """
         if length <= 0 or offset >= name.size:
             return
+        try:
+            await self._ensure_kept(name, offset, length, image)
+        except DiskFullError:
+            await self._unkept.ensure(name, offset, length)
+
+    async def _ensure_kept(self, name: ContentName, offset: int, length: int, image: int) -> None:
         if self._filling.find(name) is None:
             if self._objects.has(name):
                 return
             if not self._is_large(name):
                 await self.materialise(name, image=image)
                 return
-        await self._filling.ensure(name, offset, length)
+        with self._making_room(max(length, CHUNK_SIZE), name):
+            await self._filling.ensure(name, offset, length)
 
     async def settle(self) -> None:
         """Returns when everything published before the call is on disk and needs no undoing."""
@@ -204,6 +242,23 @@ class Store:
     def forget(self, name: ContentName) -> None:
         """Drops the partial file of ``name``; its object, if there is one, stays."""
         self._filling.forget(name)
+
+    @contextmanager
+    def _making_room(self, size_bytes: int | None, name: ContentName) -> Iterator[None]:
+        """Around what keeps content: when the disk is full, room is made for the next.
+
+        With None instead of a size no space has to be left free.
+        """
+        expected = (
+            nullcontext() if size_bytes is None else self._space.expect(size_bytes, f"keep {name}")
+        )
+        try:
+            with expected:
+                yield
+        except DiskFullError as error:
+            self._space.note_short(str(error))
+            self._reclaimer.wake()
+            raise
 
     def _is_large(self, name: ContentName) -> bool:
         return name.is_chunked and name.size > self._config.large_file_bytes
@@ -251,7 +306,8 @@ class Store:
     def _take_companion(self, name: ContentName, body: Body) -> None:
         flight = self._flights.get(name)
         if flight is None:
-            self._companions.offer(name, body)
+            if not self._space.missing_bytes(len(body)):
+                self._companions.offer(name, body)
             return
         # Asked for on another connection meanwhile: whichever comes first serves the waiters.
         try:

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from snapshotter.config import Config
-from snapshotter.errors import UnavailableError
+from snapshotter.errors import DiskFullError, UnavailableError
 from snapshotter.fuse.server import Server, encode_answer
 from snapshotter.fuse.wire import RESENT, Opcode
 from snapshotter.kernel_view import asker
@@ -37,6 +37,7 @@ class FakeStore:
         self.calls: list[tuple[Any, ...]] = []
         self.failure: Exception | None = None
         self.delay_s = 0.0
+        self.is_full = False
 
     def has(self, name: ContentName) -> bool:
         return name in self.objects
@@ -46,6 +47,8 @@ class FakeStore:
 
     async def materialise(self, name: ContentName, *, image: int = 0) -> None:
         await self._work("materialise", name, image)
+        if self.is_full:
+            raise DiskFullError(f"keep {name}: no space")
         self.objects.add(name)
 
     async def prepare_partial(self, name: ContentName, *, image: int = 0) -> None:
@@ -53,7 +56,7 @@ class FakeStore:
 
     async def ensure(self, name: ContentName, offset: int, length: int, *, image: int = 0) -> None:
         await self._work("ensure", name, offset, length)
-        self.ready.add(name)
+        (self.objects if name == SMALL and not self.is_full else self.ready).add(name)
 
     async def _work(self, *call: Any) -> None:
         self.calls.append(call)
@@ -305,6 +308,19 @@ def test_a_change_of_metadata_gets_an_unfetched_node_that_a_read_fills(
 
     assert not run(rig, body)
     assert rig.resolvable == ([SMALL] if name is SMALL else [])
+
+
+def test_content_that_cannot_be_kept_is_served_by_a_node(rig: Rig) -> None:
+    async def body() -> None:
+        rig.store.is_full = True
+        reply = await rig.answer(rig.ask(b"g1", SMALL))
+        data = await rig.answer(rig.read(nodeid_of(reply), 0, 4096))
+        assert data[16:] == b"x" * SMALL.size
+        assert [call[0] for call in rig.store.calls] == ["materialise", "ensure"]
+
+    assert not run(rig, body)
+    assert rig.resolvable == []
+    assert rig.counters.snapshot()["unkept_lookups"] == 1
 
 
 def test_a_node_given_while_another_lookup_fetches_is_what_that_one_gets_too(

@@ -35,7 +35,10 @@ class FakeStore:
     def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | None:
         return None
 
-    async def materialise(self, name: ContentName, *, image: int = 0) -> None:
+    async def materialise(
+        self, name: ContentName, *, image: int = 0, is_vital: bool = False
+    ) -> None:
+        assert is_vital
         await self._note("materialise", name, image)
 
     async def prepare_partial(self, name: ContentName, *, image: int = 0) -> None:

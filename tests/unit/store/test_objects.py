@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from snapshotter.digest import sha256
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import DiskFullError
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
 from snapshotter.store import objects as objects_module
@@ -143,6 +143,6 @@ def test_linking_a_file_makes_it_an_object_without_a_copy(paths: Paths, objects:
 
 
 def test_disk_errors_name_the_operation_and_the_way_out() -> None:
-    refused = pytest.raises(SnapshotterError, match=r"publish x: No space.*free some space")
+    refused = pytest.raises(DiskFullError, match=r"publish x: No space.*free some space")
     with refused, disk_errors("publish x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
