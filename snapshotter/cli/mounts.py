@@ -33,6 +33,10 @@ VolatileOption = Annotated[
     bool,
     typer.Option("--volatile", help="Never sync what is written: faster, lost in a power cut."),
 ]
+NosuidOption = Annotated[
+    bool, typer.Option("--nosuid", help="Ignore set-uid bits and file capabilities in it.")
+]
+NodevOption = Annotated[bool, typer.Option("--nodev", help="Ignore device nodes in it.")]
 
 
 def mount(
@@ -47,6 +51,8 @@ def mount(
     upper: UpperOption = None,
     read_only: ReadOnlyOption = False,
     volatile: VolatileOption = False,
+    nosuid: NosuidOption = False,
+    nodev: NodevOption = False,
 ) -> None:
     """Mount an image on a directory; pulls it first when it is not known.
 
@@ -56,6 +62,7 @@ def mount(
     snapshotter mount debian:12 /mnt/debian
     snapshotter mount --read-only oci:./layout:latest /mnt/app
     snapshotter mount --upper ./changes debian:12 /mnt/debian
+    snapshotter mount --nosuid --nodev debian:12 /srv/users/7
     """
     session = session_of(context)
     request = mount_request(
@@ -71,7 +78,9 @@ def mount(
     with session.connect() as client:
         with output.pull_progress(quiet=session.json) as progress:
             mounted, descriptor = client.mount(request, on_progress=progress)
-        record = placement.place_and_tell(client, mounted.mount, descriptor, target)
+        record = placement.place_and_tell(
+            client, mounted.mount, descriptor, target, nosuid=nosuid, nodev=nodev
+        )
     session.write(
         {"mount": record, "reason": mounted.reason},
         lambda: print(f"{record.id}  {record.image}  {record.view}  {target}"),

@@ -46,3 +46,18 @@ def test_another_mount_on_top_is_not_taken_away(placed: MountRecord, tmp_path: P
     syscalls.mount("tmpfs", tmp_path, "tmpfs")
     placement.remove(placed)
     assert len(mounts_below(tmp_path)) == 2
+
+
+def test_a_view_is_restricted_before_anybody_sees_it(tmp_path: Path) -> None:
+    view = syscalls.make_mount("tmpfs", [])
+    try:
+        placement.restrict(view, nosuid=False, nodev=False)
+        assert not os.fstatvfs(view).f_flag & (os.ST_NOSUID | os.ST_NODEV)
+        placement.restrict(view, nosuid=True, nodev=True)
+        placement.place(view, str(tmp_path))
+        flags = os.statvfs(tmp_path).f_flag
+        assert flags & os.ST_NOSUID
+        assert flags & os.ST_NODEV
+    finally:
+        os.close(view)
+        detach_all(tmp_path)

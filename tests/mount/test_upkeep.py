@@ -157,6 +157,13 @@ def test_a_name_of_several_goes_alone(start: Start, layout: Path, tmp_path: Path
     assert image["references"] == [f"oci:{layout}:b"]
 
 
+def test_a_mount_can_be_without_devices_and_set_uid_bits(start: Start, layout: Path) -> None:
+    view = start().mount(f"oci:{layout}:b", "b", "--nosuid", "--nodev")
+    flags = os.statvfs(view).f_flag
+    assert (bool(flags & os.ST_NOSUID), bool(flags & os.ST_NODEV)) == (True, True)
+    assert (view / "d/own").read_bytes() == THEIRS
+
+
 def test_a_metadata_image_that_was_lost_is_fetched_by_the_next_mount(
     start: Start, layout: Path
 ) -> None:
