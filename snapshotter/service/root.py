@@ -8,6 +8,7 @@ from pathlib import Path
 
 from snapshotter.errors import BusyError, CorruptError, UnsupportedError
 from snapshotter.paths import LAYOUT_VERSION, Paths
+from snapshotter.service.leftovers import clear_leftovers
 
 
 def open_root(paths: Paths) -> int:
@@ -31,6 +32,7 @@ def open_root(paths: Paths) -> int:
         ):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_mount_point(paths.gate)
+        clear_leftovers(paths)
     except BaseException:
         os.close(lock)
         raise

@@ -23,6 +23,7 @@ from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
 from snapshotter.service.control import MountRecord
+from snapshotter.service.leftovers import VIEW
 from snapshotter.service.uppers import Upper
 
 _log = structlog.get_logger()
@@ -151,7 +152,7 @@ def make_view(
 def _make_with_string(paths: Paths, source: str, options: Options, attributes: int) -> int:
     """For kernels without ``lowerdir+``: mounted by mount(2), then taken from where it stands."""
     data = mount_data(options)
-    with tempfile.TemporaryDirectory(prefix=".view-", dir=paths.run) as place:
+    with tempfile.TemporaryDirectory(prefix=VIEW, dir=paths.run) as place:
         flags = syscalls.MS_RDONLY if attributes else 0
         syscalls.mount(source, place, "overlay", flags, data)
         try:

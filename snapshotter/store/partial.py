@@ -97,6 +97,19 @@ class Partials:
         for fan_out in os.listdir(self._directory_fd):
             shutil.rmtree(fan_out, dir_fd=self._directory_fd)
 
+    def drop_unfinished(self) -> None:
+        """Removes what a making or a removal that was cut short left, so that it takes no space."""
+        for fan_out in os.listdir(self._directory_fd):
+            descriptor = os.open(fan_out, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._directory_fd)
+            try:
+                files = set(os.listdir(descriptor))
+                for file in files:
+                    base = file.removesuffix(".new").removesuffix(TABLE).removesuffix(MAP)
+                    if file.endswith(".new") or not {base, base + TABLE, base + MAP} <= files:
+                        os.unlink(file, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+
     def load(self, name: ContentName) -> PartialFile | None:
         """The partial file as an earlier process left it, or None if there is no usable one."""
         try:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -310,3 +311,15 @@ class PartialFileMachine(RuleBasedStateMachine):
 
 TestPartialFileMachine = PartialFileMachine.TestCase
 TestPartialFileMachine.settings = settings(max_examples=15, stateful_step_count=20)
+
+
+def test_what_a_making_that_was_cut_short_left_is_removed(paths: Paths, partials: Partials) -> None:
+    name = NAME
+    partials.create(name, TABLE)
+    whole = set(os.listdir(paths.partial / name.directory))
+    base = paths.partial / name.directory / ("0" * 62 + ".2000000")
+    for leftover in (base, Path(f"{base}.map"), Path(f"{paths.partial / name.path}.table.new")):
+        leftover.write_bytes(b"x")
+    partials.drop_unfinished()
+    assert set(os.listdir(paths.partial / name.directory)) == whole
+    assert partials.load(name) is not None
