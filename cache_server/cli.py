@@ -94,6 +94,15 @@ LimitOption = Annotated[
     ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
+InsecureOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--insecure-registry",
+        metavar="HOST[:PORT]",
+        help="Ask this registry in plain HTTP, as those on loopback are. May be repeated.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -120,6 +129,7 @@ def serve(
     ] = None,
     token_file: TokenOption = None,
     limit: LimitOption = None,
+    insecure_registry: InsecureOption = None,
     log_level: Annotated[str, typer.Option("--log-level", help="info or debug.")] = "info",
 ) -> None:
     """Serve images to snapshotters until SIGTERM.
@@ -128,6 +138,7 @@ def serve(
     """
     from cache_server import serving
     from cache_server.limits import parse_limits
+    from cache_server.sources.network import settings_with
     from snapshotter.errors import InvalidInputError
     from snapshotter.paths import default_paths
     from snapshotter.telemetry import configure_logging
@@ -141,6 +152,7 @@ def serve(
         (socket or paths.cache_socket).absolute(),
         token=_token(token_file),
         limits=parse_limits(limit or ()),
+        network=settings_with(insecure_registry or ()),
     )
 
 
@@ -151,6 +163,7 @@ def import_(
     platform: PlatformOption = None,
     refresh: RefreshOption = False,
     authfile: AuthfileOption = None,
+    insecure_registry: InsecureOption = None,
     token_file: TokenOption = None,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -169,6 +182,7 @@ def import_(
 
     from cache_server.importing import import_image
     from cache_server.limits import parse_limits
+    from cache_server.sources.network import settings_with
     from snapshotter.authfiles import chosen_authfile
     from snapshotter.cache_v1.protocol import Prepare
     from snapshotter.paths import default_paths
@@ -190,6 +204,7 @@ def import_(
             bar.show,
             token=_token(token_file),
             limits=parse_limits(limit or ()),
+            network=settings_with(insecure_registry or ()),
         )
     _print_prepared(image, prepared, as_json=json)
 

@@ -12,6 +12,7 @@ from cache_server.library import Library
 from cache_server.limits import IngestLimits
 from cache_server.prepare import Preparer
 from cache_server.root_lock import RootInUseError, RootLock
+from cache_server.sources.network import NetworkSettings
 from cache_server.sources.opening import Sources
 from snapshotter.cache_v1 import protocol
 from snapshotter.cache_v1.protocol import Prepare, Prepared, Progress, Response
@@ -31,14 +32,17 @@ def import_image(
     *,
     token: str | None = None,
     limits: IngestLimits = _DEFAULT_LIMITS,
+    network: NetworkSettings = NetworkSettings(),
 ) -> Prepared:
     """Prepares an image in ``root``; blocks until it is done. A server has limits of its own.
+
+    ``network`` counts where this process does it: a server that runs on the root has its own.
 
     Raises what a prepare raises, and BusyError while another import works on the root.
     """
     try:
         with RootLock(root):
-            return asyncio.run(_import_here(root, request, on_progress, limits))
+            return asyncio.run(_import_here(root, request, on_progress, limits, network))
     except RootInUseError as busy:
         if busy.holder is None or busy.holder.socket is None:
             raise
@@ -101,9 +105,13 @@ def connect(path: str) -> socket.socket:
 
 
 async def _import_here(
-    root: Path, request: Prepare, on_progress: OnProgress, limits: IngestLimits
+    root: Path,
+    request: Prepare,
+    on_progress: OnProgress,
+    limits: IngestLimits,
+    network: NetworkSettings,
 ) -> Prepared:
-    sources = Sources()
+    sources = Sources(network)
     with Library(root) as library:
         preparer = Preparer(library, sources.open, limits=limits)
         try:

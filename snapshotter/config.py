@@ -21,6 +21,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Path of the cache-v1 socket; by default ``cache.sock`` in the run directory."""
     token: str | None = None
     """Sent with every cache-v1 request, where the server wants one."""
+    insecure_registries: tuple[str, ...] = ()
+    """``HOST[:PORT]`` of registries that our own cache server asks in plain HTTP, as it does those
+    on loopback; an external one has its option ``--insecure-registry``."""
     large_file_bytes: int = 8 * MIB
     """Larger files are served by chunk while they fill; smaller ones are fetched whole on open."""
     companions_bytes: int = 1 * MIB

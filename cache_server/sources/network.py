@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import httpx
 
 from cache_server.sources.proxies import is_loopback, proxy_for
+from cache_server.sources.reference import check_host
 from snapshotter.errors import AccessDeniedError, InvalidInputError
 
 _CONNECT_TIMEOUT_S = 15.0
@@ -32,6 +33,11 @@ class NetworkSettings:
     too, and this client's own certificate (``NAME.cert`` with ``NAME.key``)."""
     stall_timeout_s: float = 30.0
     """A connection on which nothing comes for so long is given up, and tried again."""
+
+
+def settings_with(insecure_registries: Iterable[str]) -> NetworkSettings:
+    """The defaults with these insecure registries; InvalidInputError for what is no HOST[:PORT]."""
+    return NetworkSettings(insecure_registries=frozenset(map(check_host, insecure_registries)))
 
 
 class Network:

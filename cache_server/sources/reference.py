@@ -103,6 +103,13 @@ def parse_reference(text: str) -> Reference:
     return _registry_reference(text, text)
 
 
+def check_host(text: str) -> str:
+    """``text``, if it is a registry's ``HOST[:PORT]``; else InvalidInputError."""
+    if _HOST.fullmatch(text) is None:
+        raise InvalidInputError(f"registry {text[:80]!r}: write HOST or HOST:PORT, without more")
+    return text
+
+
 def _local_reference(text: str, transport: LocalTransport, rest: str) -> LocalReference:
     path, colon, tag = rest.partition(":")
     if not path.startswith("/"):

@@ -190,4 +190,6 @@ def _cache_server_program(paths: Paths, config: Config) -> Program:
     arguments = ["cache_server", "serve", "--root", str(paths.server_root), "--socket", str(path)]
     if config.token is not None:
         arguments += ["--token-file", str(paths.run / "token")]
+    for registry in config.insecure_registries:
+        arguments += ["--insecure-registry", registry]
     return Program("cache-server", arguments, paths.log("cache-server"), lambda: peer_pid(path))

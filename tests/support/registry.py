@@ -81,9 +81,12 @@ class Registry(ABC):
 
 
 class BinaryRegistry(Registry):
-    """Debian's ``docker-registry`` with its own configuration below a directory."""
+    """Debian's ``docker-registry`` with its own configuration below a directory.
 
-    def __init__(self, directory: Path) -> None:
+    ``extra`` is put behind the configuration, whose last lines are those of ``http``.
+    """
+
+    def __init__(self, directory: Path, extra: str = "") -> None:
         super().__init__()
         binary = shutil.which("docker-registry") or shutil.which("registry")
         if binary is None:
@@ -93,7 +96,7 @@ class BinaryRegistry(Registry):
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.yml").write_text(
-            _CONFIG.format(data=directory / "data", address=self.address)
+            _CONFIG.format(data=directory / "data", address=self.address) + extra
         )
 
     def _start(self) -> None:
