@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ import msgspec
 from snapshotter.errors import InvalidInputError
 
 MIB = 1 << 20
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +54,11 @@ def load_config(path: Path | None) -> Config:
         config = msgspec.toml.decode(path.read_bytes(), type=Config)
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidInputError(f"settings in {path}: {error}") from error
+    for registry in config.insecure_registries:
+        if not _HOST.fullmatch(registry):
+            raise InvalidInputError(
+                f"settings in {path}: insecure_registries: {registry!r} is not HOST or HOST:PORT"
+            )
     if config.large_file_bytes < MIB:
         raise InvalidInputError(f"settings in {path}: large_file_bytes must be at least {MIB}")
     if config.min_free_bytes < 0:

@@ -21,7 +21,8 @@ from cache_server.sources.retrying import TryAgain, retry_after_s
 from snapshotter.errors import AccessDeniedError, UnavailableError
 
 _MAX_TOKEN_BYTES = 1 << 20
-_PARAMETER = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s",]+))')
+_CHALLENGE_PART = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s",]+))|([A-Za-z]+)(?![^\s,])')
+"""A parameter (name, quoted or bare value), or the name of a scheme (RFC 9110, 11.6.1)."""
 _CLIENT_ID = "lazy-snapshotter"
 
 
@@ -75,13 +76,9 @@ class Authorization:
         found = self._credentials
         if found is not None and found.is_bearer:
             return f"Bearer {found.secret}"
-        kinds = {each.partition(" ")[0].lower(): each.partition(" ")[2] for each in challenges}
-        if "bearer" in kinds:
-            parameters = {
-                n: quoted or bare for n, quoted, bare in _PARAMETER.findall(kinds["bearer"])
-            }
-            if "realm" in parameters:
-                return f"Bearer {await self._token(parameters, what)}"
+        kinds = _parsed_challenges(challenges)
+        if "realm" in kinds.get("bearer", {}):
+            return f"Bearer {await self._token(kinds['bearer'], what)}"
         if "basic" in kinds and found is not None and not found.is_identity_token:
             return _basic(found)
         kind = " or ".join(kinds) or "of an unknown kind"
@@ -97,7 +94,10 @@ class Authorization:
         if "service" in parameters:
             fields["service"] = parameters["service"]
         found = self._credentials
-        realm = httpx.URL(parameters["realm"])
+        try:
+            realm = httpx.URL(parameters["realm"])
+        except httpx.InvalidURL as error:
+            raise UnavailableError(f"token for {what}: realm {parameters['realm']!r}") from error
         if found is not None and found.is_identity_token:
             form = {
                 "grant_type": "refresh_token",
@@ -142,6 +142,19 @@ class Authorization:
         if not token or not token.isascii() or not token.isprintable():
             raise UnavailableError(f"token for {what}: there is none in the token service's answer")
         return token
+
+
+def _parsed_challenges(lines: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The parameters of each scheme that WWW-Authenticate headers offer, in any number of lines."""
+    schemes: dict[str, dict[str, str]] = {}
+    for line in lines:
+        parameters: dict[str, str] = {}
+        for name, quoted, bare, scheme in _CHALLENGE_PART.findall(line):
+            if scheme:
+                parameters = schemes.setdefault(scheme.lower(), {})
+            else:
+                parameters.setdefault(name.lower(), quoted or bare)
+    return schemes
 
 
 def _basic(credentials: Credentials) -> str:

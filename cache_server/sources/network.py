@@ -103,7 +103,10 @@ class _Transport(httpx.AsyncBaseTransport):
                 limits=httpx.Limits(max_connections=32, max_keepalive_connections=8),
                 trust_env=False,
             )
-        return await self._pools[key].handle_async_request(request)
+        try:
+            return await self._pools[key].handle_async_request(request)
+        except ssl.SSLError as error:  # what comes after the handshake, httpx lets pass
+            raise httpx.ConnectError(str(error), request=request) from error
 
     async def aclose(self) -> None:
         """Closes every pool."""

@@ -172,6 +172,11 @@ class RegistrySource(ManifestSource):
         host = self._reference.host
         if "CERTIFICATE_VERIFY_FAILED" in failure:
             return f"if it is to be trusted, put its CA into /etc/docker/certs.d/{host}/ca.crt"
+        if "CERTIFICATE_REQUIRED" in failure or "HANDSHAKE_FAILURE" in failure:
+            return (
+                "it may want a certificate of yours: put it into"
+                f" /etc/docker/certs.d/{host}/client.cert and client.key"
+            )
         if "WRONG_VERSION_NUMBER" in failure or "record layer failure" in failure:
             return f"if it is to be asked in plain HTTP, name it: --insecure-registry {host}"
         return None

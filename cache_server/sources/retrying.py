@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import random
+import ssl
 from datetime import UTC, datetime
 
 import httpx
@@ -24,7 +25,7 @@ class TryAgain(Exception):  # noqa: N818 - never leaves the sources
         self.after_s = after_s
 
 
-PASSING = (TryAgain, httpx.TransportError)
+PASSING = (TryAgain, httpx.TransportError, ssl.SSLError)
 """What ``Patience.pause`` takes."""
 
 

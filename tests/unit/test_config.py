@@ -22,6 +22,7 @@ def test_a_file_changes_what_it_names(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["large_file_byte = 1", "large_file_bytes = 'x'", "large_file_bytes = 1000", "= 3",
+     "insecure_registries = ['http://a.io']", "insecure_registries = 'a.io'",
      "lookup_deadline_s = 0", "keeper_patience_s = -1.0", "min_free_bytes = -1",
      'cache_server = "yes"'],
 )  # fmt: skip

@@ -96,59 +96,6 @@ def test_resolves_what_the_manifest_says() -> None:
     assert INDEX in server.seen[0].headers["Accept"]
 
 
-def test_anonymous_token_is_fetched_once_and_sent() -> None:
-    def answer(request: Seen) -> Reply:
-        if request.path.startswith("/token"):
-            assert "Authorization" not in request.headers
-            return Reply(body=json.dumps({"token": "T1"}).encode())
-        if request.headers.get("Authorization") != "Bearer T1":
-            challenge = f'Bearer realm="http://{server.address}/token",service="reg"'
-            return Reply(401, headers={"WWW-Authenticate": challenge})
-        return serve_image(request)
-
-    with scripted(answer) as server:
-        assert resolve(f"{server.address}/a/b:v1").digest == IMAGE.digest
-    tokens = [seen.path for seen in server.seen if seen.path.startswith("/token")]
-    assert tokens == ["/token?scope=repository%3Aa%2Fb%3Apull&service=reg"]
-
-
-def test_credentials_go_to_the_token_service_alone() -> None:
-    def answer(request: Seen) -> Reply:
-        authorization = request.headers.get("Authorization", "")
-        if request.path.startswith("/token"):
-            assert authorization == "Basic dTpw"
-            return Reply(body=b'{"access_token":"T2"}')
-        assert not authorization.startswith("Basic")
-        if authorization != "Bearer T2":
-            realm = f'Bearer realm="http://{server.address}/token"'
-            return Reply(401, headers={"WWW-Authenticate": realm})
-        return serve_image(request)
-
-    with scripted(answer) as server:
-        assert resolve(f"{server.address}/a:v1", credentials=PASSWORD).digest == IMAGE.digest
-
-
-@pytest.mark.parametrize("challenge", ["", 'Basic realm="x"', 'Bearer service="x"'])
-def test_unanswerable_challenge_is_access_denied(challenge: str) -> None:
-    def answer(_: Seen) -> Reply:
-        return Reply(401, headers={"WWW-Authenticate": challenge})
-
-    with scripted(answer) as server, pytest.raises(AccessDeniedError, match="credentials"):
-        resolve(f"{server.address}/a:v1")
-
-
-def test_token_that_is_refused_again_is_access_denied_not_a_loop() -> None:
-    def answer(request: Seen) -> Reply:
-        if request.path.startswith("/token"):
-            return Reply(body=b'{"token":"stale"}')
-        realm = f'Bearer realm="http://{server.address}/token"'
-        return Reply(401, headers={"WWW-Authenticate": realm})
-
-    with scripted(answer) as server, pytest.raises(AccessDeniedError):
-        resolve(f"{server.address}/a:v1")
-    assert len(server.seen) == 3
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "requests"),
     [
@@ -165,6 +112,20 @@ def test_status_decides_error_and_retries(
     with scripted(lambda _: Reply(status)) as server, pytest.raises(kind, match="v9"):
         resolve(f"{server.address}/a:v9")
     assert len(server.seen) == requests
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply(404), r"404.* is there 'team/a' with 'v9' at 127\.0\.0\.1:\d+\?"),
+        (Reply(429), "429.*docker login"),
+        (Reply(429, headers={"Retry-After": "7200"}), "try again in 7200 s"),
+        (Reply(400), r"400.*TLS.*/etc/docker/certs\.d/127\.0\.0\.1:\d+/ca\.crt"),
+    ],
+)
+def test_refusals_say_what_to_do(reply: Reply, said: str) -> None:
+    with scripted(lambda _: reply) as server, pytest.raises(SnapshotterError, match=said):
+        resolve(f"{server.address}/team/a:v9")
 
 
 def test_passing_failure_is_survived() -> None:
@@ -216,6 +177,44 @@ def test_redirect_loop_ends() -> None:
 
     with scripted(answer) as server, pytest.raises(UnavailableError, match="redirect"):
         download(f"{server.address}/a:v1", LAYER_BLOB)
+
+
+def test_stalled_download_goes_on_where_it_stopped() -> None:
+    def answer(request: Seen) -> Reply:
+        if "Range" in request.headers:
+            start = int(request.headers["Range"][6:-1])
+            return Reply(206, LAYER.blob[start:])
+        return Reply(body=LAYER.blob, cut_at=70_000, stalls=True)
+
+    with scripted(answer) as server:
+        blob = download(f"{server.address}/a:v1", LAYER_BLOB, stall_timeout_s=0.2)
+        assert blob == LAYER.blob
+        assert [seen.headers.get("Range") for seen in server.seen] == [None, "bytes=70000-"]
+
+
+def test_answer_with_another_range_than_asked_for_is_not_used() -> None:
+    def answer(request: Seen) -> Reply:
+        if "Range" not in request.headers:
+            return Reply(body=LAYER.blob, cut_at=70_000)
+        size = len(LAYER.blob)
+        wrong = {"Content-Range": f"bytes 0-{size - 1}/{size}"}
+        return Reply(206, LAYER.blob, headers=wrong)
+
+    with (
+        scripted(answer) as server,
+        pytest.raises(UnavailableError, match="asked for bytes from 70000, it sent those from 0"),
+    ):
+        download(f"{server.address}/a:v1", LAYER_BLOB)
+
+
+def test_download_that_hardly_advances_ends() -> None:
+    def answer(request: Seen) -> Reply:
+        start = int(request.headers.get("Range", "bytes=0-")[6:-1])
+        return Reply(206 if start else 200, LAYER.blob[start:], cut_at=1)
+
+    with scripted(answer) as server, pytest.raises(UnavailableError, match="failed 4 times"):
+        download(f"{server.address}/a:v1", LAYER_BLOB)
+    assert len(server.seen) == 4
 
 
 @pytest.mark.parametrize("honours_range", [True, False])
