@@ -295,6 +295,8 @@ class _Unpacker:
         siblings, name = self._place(entry)
         if siblings is _children(parent) and name == target_name:
             raise _bad_link(entry, "is itself")
+        if _children(parent)[target_name] is not target:  # a link of a layer below: see _Walk
+            raise _bad_link(entry, "gave way to a directory above it")
         existing = siblings.get(name)
         if existing is not None and any(existing is directory for directory in walk.chain):
             raise _bad_link(entry, "lies in the directory that it replaces")

@@ -183,7 +183,7 @@ class Applier:
         if not os.path.lexists(target) or _is_directory(target):
             raise RefusedError(entry.target)
         path = self._directory(os.path.dirname(entry.path)) + b"/" + os.path.basename(entry.path)
-        if target == path or target.startswith(path + b"/"):
+        if target == path or target.startswith(path + b"/") or _is_directory(target):
             raise RefusedError(entry.target)
         self._remove(path)
         os.link(target, path, follow_symlinks=False)

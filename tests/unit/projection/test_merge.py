@@ -230,6 +230,11 @@ class TestHardLinks:
         root = merge_layers([[node(b"f"), symlink(b"s", b"f"), link(b"h", b"s")]])
         assert at(root, b"h") is at(root, b"s")
 
+    def test_to_what_its_own_parents_take_the_place_of(self) -> None:
+        lower = [symlink(b"a", b"elsewhere")]
+        with pytest.raises(InvalidInputError, match="'a/a': its target b'a' gave way"):
+            merge_layers([lower, [link(b"a/a", b"a")]])
+
     def test_to_itself_is_refused(self) -> None:
         for target in (b"f", b"s/f"):
             with pytest.raises(InvalidInputError, match=r"'f': its target .* is itself"):
