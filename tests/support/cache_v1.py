@@ -106,9 +106,13 @@ class Client:
     def send_raw(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def send(self, request: dict[str, Any], **envelope: Any) -> None:
+    def frame(self, request: dict[str, Any], **envelope: Any) -> bytes:
+        """A request as it is sent."""
         whole = {**self._envelope, **envelope, "request": request}
-        self.send_raw(encode_frame(json.dumps(whole).encode()))
+        return encode_frame(json.dumps(whole).encode())
+
+    def send(self, request: dict[str, Any], **envelope: Any) -> None:
+        self.send_raw(self.frame(request, **envelope))
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """The next answer; EOFError if the server has closed."""
