@@ -133,7 +133,7 @@ def _load(directory: Path) -> UpperRecord | None:
 
 
 def _check_is_free(directory: Path) -> None:
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists() and any(path != _unfinished(directory) for path in directory.iterdir()):
         raise InvalidInputError(
             f"upper {directory}: not empty, and without the {_RECORD} of an upper; "
             "give an empty or a new directory"
@@ -142,9 +142,14 @@ def _check_is_free(directory: Path) -> None:
 
 def _save(directory: Path, record: UpperRecord) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = directory / f".{_RECORD}.new"
+    temporary = _unfinished(directory)
     temporary.write_bytes(msgspec.json.encode(record))
     temporary.replace(directory / _RECORD)
+
+
+def _unfinished(directory: Path) -> Path:
+    """What a daemon that was killed may have left of the record, in a directory that was free."""
+    return directory / f".{_RECORD}.new"
 
 
 def _make(upper: Upper, image_root: str) -> None:

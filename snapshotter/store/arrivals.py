@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 from snapshotter.paths import Paths
 from snapshotter.store.objects import FAN_OUT, Objects
@@ -83,12 +84,12 @@ class Arrivals:
     def recover(self, paths: Paths, objects: Objects) -> bool:
         """Brings both directories in order after the last stop; True if the machine went down.
 
-        Every start of a machine has another boot id, so the marker needs no fsync: one that did
-        not reach the disk says the same as one of an earlier boot.
+        Then ``note_boot`` is due, once everything else is in order too. Every start of a machine
+        has another boot id, so the marker needs no fsync: one that did not reach the disk says
+        the same as one of an earlier boot.
         """
-        marker = paths.root / "store.boot"
-        boot_id = read_boot_id()
-        is_same_boot = marker.exists() and marker.read_text(encoding="ascii") == boot_id
+        marker = _marker(paths)
+        is_same_boot = marker.exists() and marker.read_text(encoding="ascii") == read_boot_id()
         for path in _names(objects.arrivals_fd):
             if is_same_boot:
                 self._adopt(path, objects)
@@ -97,9 +98,11 @@ class Arrivals:
                 _unlink(path, objects.objects_fd)
                 _unlink(path, objects.arrivals_fd)
                 self._counters.add("arrivals_undone")
-        if not is_same_boot:
-            marker.write_text(boot_id, encoding="ascii")
         return not is_same_boot
+
+    def note_boot(self, paths: Paths) -> None:
+        """From now on what is there is of this boot; called earlier, a stop would hide a reboot."""
+        _marker(paths).write_text(read_boot_id(), encoding="ascii")
 
     def _adopt(self, path: str, objects: Objects) -> None:
         """Completes what a process that died between the two links left."""
@@ -108,6 +111,10 @@ class Arrivals:
         except FileExistsError:
             pass
         self.note(path)
+
+
+def _marker(paths: Paths) -> Path:
+    return paths.root / "store.boot"
 
 
 def _drain(names: deque[str]) -> Iterator[str]:

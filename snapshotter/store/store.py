@@ -66,6 +66,7 @@ class Store:
             self._partials = Partials(paths, descriptors=self._descriptors)
             if self._arrivals.recover(paths, self._objects):
                 self._partials.drop_all()
+                self._arrivals.note_boot(paths)
             self._partials.drop_unfinished()
         self._client = CacheClient(
             config.cache_socket or paths.cache_socket, token=config.token, counters=counters

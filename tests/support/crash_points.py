@@ -25,16 +25,23 @@ def crashes(base: Path, place: Path, action: Callable[[Path], None]) -> Iterator
     when the action comes to its end. RuntimeError if it fails.
     """
     for number in range(1, _MOST):
-        for is_half in (False, True):
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(base, place, symlinks=True)
-            name = _run(place, action, number, is_half=is_half)
-            if name is None:
-                if not is_half:
-                    return
-                continue
-            yield name
+        name = _crash(base, place, action, number, is_half=False)
+        if name is None:
+            return
+        yield name
+        if name.endswith("write"):
+            half = _crash(base, place, action, number, is_half=True)
+            assert half is not None
+            yield half
     raise RuntimeError(f"more than {_MOST} changes")
+
+
+def _crash(
+    base: Path, place: Path, action: Callable[[Path], None], number: int, *, is_half: bool
+) -> str | None:
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(base, place, symlinks=True)
+    return _run(place, action, number, is_half=is_half)
 
 
 def _run(place: Path, action: Callable[[Path], None], number: int, *, is_half: bool) -> str | None:
@@ -84,10 +91,8 @@ def _install(number: int, writer: int, *, is_half: bool) -> None:
             count += 1
             if count == number:
                 if is_half:
-                    if name != "pwrite":
-                        return function(*arguments, **options)
-                    descriptor, body, offset = arguments
-                    function(descriptor, bytes(body)[: len(body) // 2], offset)
+                    descriptor, body, *offset = arguments
+                    function(descriptor, bytes(body)[: len(body) // 2], *offset)
                 _tell(writer, f"{number} {name}{' half done' if is_half else ''}")
                 os._exit(_CRASHED)
             return function(*arguments, **options)

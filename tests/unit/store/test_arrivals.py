@@ -25,6 +25,7 @@ class Opened:
         self.arrivals = Arrivals(counters=self.counters)
         self.objects = Objects(paths, on_arrival=self.arrivals.note)
         self.has_rebooted = self.arrivals.recover(paths, self.objects)
+        self.arrivals.note_boot(paths)
 
     def publish(self, body: bytes) -> ContentName:
         name = ContentName(sha256(body), len(body))
