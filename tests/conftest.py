@@ -11,6 +11,8 @@ from tests.support.registry import registry
 __all__ = ["cache_server", "debian", "five", "five_layers", "new_product", "registry"]
 
 # The same examples everywhere and no limit in wall-clock time: a busy machine changes no verdict.
+# (Hypothesis takes some from the modules that are loaded: a file alone may see others than all do.)
+# A test that takes minutes is most likely one that failed and whose example is being made smaller.
 # A time limit of pytest's that strikes while an example is drawn shows up as hypothesis'
 # FlakyStrategyDefinition, so slow work in a property test is what to look for then.
 # `--hypothesis-profile=search` looks for examples that nobody has seen yet.
