@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from cache_server.library import StoredImage
     from snapshotter.cache_v1.protocol import Prepared, Progress
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="""Turns container images into content that snapshotters fetch piece by piece.
+_HELP = """Turns container images into content that snapshotters fetch piece by piece.
 
 The snapshotter's daemon starts one by itself. Run one on your own to prepare images ahead, or to
 share one among several daemons of a host:
@@ -32,8 +27,15 @@ share one among several daemons of a host:
   cache-server serve --socket /run/snapshotter/cache.sock
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 not found, 4 access denied, 5 unavailable (try
-again), 6 busy, 7 corrupt, 8 not supported.
-""",
+again), 6 busy, 7 corrupt, 8 not supported,
+9 disk full.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 images_group = typer.Typer(invoke_without_command=True, rich_markup_mode=None, add_completion=False)
@@ -118,6 +120,24 @@ def main() -> None:
         _fail(str(error), 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_version(wanted: bool) -> None:
+    from snapshotter import __version__
+
+    if wanted:
+        print(f"cache-server {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """The options of the program itself."""
 
 
 @app.command()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import snapshotter
 from tests.support.archives import pack_layout, save
 from tests.support.cache_v1 import Client
 from tests.support.images import Image, Layer, directory, file, push, write_layout
@@ -212,3 +213,7 @@ def test_gc_removes_what_removed_images_needed(tmp_path: Path, with_server: bool
         assert "removed, 0 packs dropped and 0 rewritten" in command("gc", "--root", root).stdout
         (image,) = json.loads(command("images", "--root", root, "--json").stdout)
         assert image["references"] == [f"oci:{layout}:two"]
+
+
+def test_the_version_is_told() -> None:
+    assert command("--version").stdout == f"cache-server {snapshotter.__version__}\n"

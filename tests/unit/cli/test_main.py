@@ -206,3 +206,26 @@ def test_a_command_starts_without_event_loops_logs_or_tables() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("ima", "images"), ("images ", "rm"), ("cache purge --older", "--older-than")],
+)
+def test_the_shell_can_complete_commands_and_options(words: str, offered: str) -> None:
+    """As the function that --show-completion prints asks for it."""
+    line = f"snapshotter {words}"
+    code = "import sys; sys.argv = ['snapshotter']; from snapshotter.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "_SNAPSHOTTER_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert offered in done.stdout.split(), done.stderr
