@@ -75,11 +75,11 @@ class World:
         self.product.do("umount", view)
 
     def overlay(self, lower: Path) -> Path:
-        """A new kernel overlayfs over a plain directory, with an upper on the same disk."""
+        """A new kernel overlayfs over a plain directory, its upper as volatile as a view's own."""
         base = self.directory("overlay")
         for name in ("upper", "work", "merged"):
             (base / name).mkdir()
-        options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
+        options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work,volatile"
         syscalls.mount("overlay", base / "merged", "overlay", 0, options)
         self._stack.callback(self._discard_overlay, base / "merged")
         return base / "merged"
