@@ -1,5 +1,6 @@
 # make quickstart   makes a small image from this machine's tools, pulls, mounts and runs it twice
 # make test         everything that must hold: lint, then all tests, with real components
+# make test-long    the same with long loops of the fuzzers
 # make lint         ruff, mypy --strict, the import contracts
 # make bench        the benchmarks, into docs/results (make bench QUICK=1: a fast look)
 # make lock         renews the lock files from pyproject.toml
@@ -9,13 +10,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICK ?=
 
-.PHONY: quickstart test lint bench lock clean
+.PHONY: quickstart test test-long lint bench lock clean
 
 quickstart: $(VENV)/runtime
 	@$(BIN)/python examples/quickstart.py
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-long: lint
+	SNAPSHOTTER_LONG=1 $(BIN)/python -m pytest --timeout 3600
 
 lint: $(VENV)/dev
 	$(BIN)/ruff format --check .

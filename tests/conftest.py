@@ -1,5 +1,7 @@
 """Fixtures that tests of every kind share, and how property tests choose their examples."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -7,6 +9,9 @@ from tests.support.debian_image import debian
 from tests.support.five_layers import five, five_layers
 from tests.support.product import cache_server, new_product
 from tests.support.registry import registry
+
+# A shell's background job starts with SIGINT ignored, which everything started here would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["cache_server", "debian", "five", "five_layers", "new_product", "registry"]
 

@@ -208,7 +208,7 @@ def test_corrupt_chunk_is_eio_and_a_log_line_and_heals(
     logged = [json.loads(line) for line in product.log("store").splitlines()]
     told = [line for line in logged if line["level"] == "error"]
     assert [line["object"] for line in told] == [f"{digest[:2]}/{digest[2:]}.{MIB}"]
-    assert "its bytes are not its digest's" in told[0]["cause"]
+    assert "its bytes have another digest" in told[0]["cause"]
     assert (view / "keep/middle").read_bytes() == CONTENT["keep/middle"]
     flip_byte(pack, offset)
     assert (view / "keep/exact-chunk").read_bytes() == noise(MIB, 1)

@@ -350,8 +350,8 @@ async def test_a_full_disk_is_told_and_leaves_nothing_torn(
     )
     try:
         config = Config(cache_socket=str(socket_path), min_free_bytes=0)
-        async with fake_cache_server(socket_path) as server, trio.open_nursery() as nursery:
-            with Store(Paths(root, tmp_path / "run"), config, counters=Counters()) as store:
+        with Store(Paths(root, tmp_path / "run"), config, counters=Counters()) as store:
+            async with fake_cache_server(socket_path) as server, trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 names = [server.add(content(size)) for size in (CHUNK_SIZE * 5, CHUNK_SIZE * 9)]
                 for name in names:
