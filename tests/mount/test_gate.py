@@ -118,7 +118,7 @@ def test_changing_metadata_of_cold_files_fetches_nothing(gate: GateMount) -> Non
     assert gate.read(view / "tree/three") == b"3"
     assert gate.read(view / "tree/four") == b"4"
     assert gate.read(view / "tree/large") == LARGE
-    assert gate.fetched()[0] == f"object {names[3]} 0"
+    assert gate.fetched()[0] == f"range {names[3]} 0"
     assert f"range {name} 0" in gate.fetched()
 
 
@@ -128,7 +128,7 @@ def test_a_name_keeps_its_fuse_file_in_later_views(gate: GateMount) -> None:
     gate.run("/bin/chmod", "600", first / "file").communicate()
     second = gate.view(image=8)
     assert gate.read(second / "file") == b"content"
-    assert gate.fetched() == [f"object {name} 0"]
+    assert gate.fetched() == [f"range {name} 0"]
     assert gate.read(first / "file") == b"content"
 
 
