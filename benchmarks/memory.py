@@ -42,18 +42,22 @@ Memory = dict[str, int]
 def measure(product: Product) -> Memory:
     """What every process of the product has allocated now."""
     pids = product.status()["processes"]
-    return {name: _rss_anon(pid) for name, pid in sorted(pids.items()) if pid is not None}
+    return {
+        name: _status_bytes(Path(f"/proc/{pid}/status"), "RssAnon")
+        for name, pid in sorted(pids.items())
+        if pid is not None
+    }
 
 
 def growth(before: Memory, after: Memory) -> Memory:
     return {name: after[name] - before[name] for name in after if name in before}
 
 
-def _rss_anon(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
+def _status_bytes(path: Path, field: str) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * KIB
-    raise RuntimeError(f"process {pid} has no memory")
+    raise RuntimeError(f"{path} has no {field}: the process ended")
 
 
 class Mounter:
@@ -187,20 +191,31 @@ def _put(blobs: Path, document: object, media_type: str) -> dict[str, object]:
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(raw)}
 
 
+_IMPORT = """
+import pathlib, sys
+from cache_server.cli import main
+peak = pathlib.Path(sys.argv.pop(1))
+try:
+    main()
+finally:
+    peak.write_text(pathlib.Path("/proc/self/status").read_text())
+"""
+
+
 def import_peak(base: Path, size: int) -> int:
-    """The most memory, in bytes, that importing a layer of ``size`` bytes took (its peak RSS)."""
+    """The most memory, in bytes, that importing a layer of ``size`` bytes took (its peak RSS).
+
+    The process tells it itself: wait4's maximum also has what its parent had before the exec.
+    """
     reference = write_large_layer(base / "large", size)
-    command = [sys.executable, "-m", "cache_server", "import", reference]
-    process = subprocess.Popen(
-        [*command, "--root", str(base / "server"), "--platform", "linux/amd64"],
+    words = ["import", reference, "--root", str(base / "server"), "--platform", "linux/amd64"]
+    subprocess.run(
+        [sys.executable, "-c", _IMPORT, str(base / "status"), *words],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        check=True,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"import failed: {process.returncode}")
-    return usage.ru_maxrss * KIB
+    return _status_bytes(base / "status", "VmHWM")
 
 
 def _with_product(use: Callable[[Product], Memory]) -> Memory:
