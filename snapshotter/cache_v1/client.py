@@ -29,6 +29,7 @@ from snapshotter.cache_v1.protocol import (
     Progress,
     Ready,
     Request,
+    Response,
     error_from,
 )
 from snapshotter.digest import format_digest, sha256
@@ -57,10 +58,10 @@ T = TypeVar("T")
 
 
 class Receiver(Protocol):
-    """Takes what a fetch brings. All but the function that ``sink`` returns run on the loop."""
+    """Takes what a fetch brings, on the loop; ``sink`` and what it returns run in any thread."""
 
     def sink(self, digest: bytes) -> Callable[[Body], None]:
-        """What to do with that chunk's verified bytes; called from any thread, may block."""
+        """What to do with that chunk's verified bytes; it may block."""
 
     def finish(self, digest: bytes, error: SnapshotterError | None) -> None:
         """The chunk is done: its sink has returned, or ``error`` says why there is none."""
@@ -144,7 +145,7 @@ class CacheClient:
     async def chunk_table(self, name: ContentName) -> bytes:
         """The chunk table of chunked content, its digest compared with the content id."""
 
-        async def attempt(connection: Connection) -> Body:
+        async def attempt(connection: Connection) -> bytes | bytearray:
             content = format_digest(name.content_id)
             await connection.ask(ChunkTable(content=content, size=name.size), token=self._token)
             data = _expect(connection, await connection.response(), Data, more=True)
@@ -170,7 +171,7 @@ class CacheClient:
         companions_bytes: int = 0,
         handle: str | None = None,
     ) -> None:
-        """Has chunks (raw digests, at most 256) brought to ``receiver``, each verified.
+        """Has small chunks (raw digests, at most 256) brought to ``receiver``, each verified.
 
         Returns when the server has said everything, companions included. A chunk that fails
         alone is told to the receiver; an error raised here concerns all chunks not yet finished.
@@ -194,24 +195,54 @@ class CacheClient:
 
         await self._call(f"fetch of {len(chunks)} chunks", attempt)
 
+    async def fetch_large(self, chunks: Sequence[bytes], receiver: Receiver) -> None:
+        """``fetch`` for large chunks: one thread receives, digests and keeps them all."""
+        remaining = list(chunks)
+        loop = trio.lowlevel.current_trio_token()
+
+        async def attempt(connection: Connection) -> None:
+            def finish(digest: bytes, error: SnapshotterError | None) -> None:
+                connection.heard()
+                receiver.finish(digest, error)
+
+            def exchange() -> None:
+                request = Fetch(chunks=[format_digest(chunk) for chunk in remaining])
+                connection.send(request, token=self._token)
+                while remaining:
+                    digest = remaining[0]
+                    error = self._take_chunk(connection, digest, receiver)
+                    del remaining[0]
+                    loop.run_sync_soon(finish, digest, error)
+                _expect(connection, connection.receive(), Done)
+
+            await connection.in_thread(exchange)
+
+        await self._call(f"fetch of {len(chunks)} large chunks", attempt)
+
+    def _take_chunk(
+        self, connection: Connection, digest: bytes, receiver: Receiver
+    ) -> SnapshotterError | None:
+        """Receives a chunk, in a thread; what is wrong with it alone."""
+        answer = _chunk_answer(connection, connection.receive(), digest)
+        if isinstance(answer, SnapshotterError):
+            return answer
+        with connection.chunk(answer) as body:
+            try:
+                self._hand_over(digest, body, receiver.sink(digest))
+            except SnapshotterError as error:
+                return error
+        return None
+
     async def _receive_chunk(
         self, connection: Connection, digest: bytes, receiver: Receiver
     ) -> None:
-        response = await connection.response()
-        text = format_digest(digest)
-        if isinstance(response, Error) and response.chunk == text:
-            receiver.finish(digest, error_from(response))
+        answer = _chunk_answer(connection, await connection.response(), digest)
+        if isinstance(answer, SnapshotterError):
+            receiver.finish(digest, answer)
             return
-        data = _expect(connection, response, Data, more=True)
-        if data.chunk != text or data.length > CHUNK_SIZE:
-            raise InvalidInputError(f"{data.length} bytes of {data.chunk} instead of chunk {text}")
-        body = await connection.body(data.length)
-        sink = receiver.sink(digest)
+        body = await connection.body(answer)
         try:
-            if len(body) > INLINE_BYTES:
-                await trio.to_thread.run_sync(self._hand_over, digest, body, sink)
-            else:
-                self._hand_over(digest, body, sink)
+            self._hand_over(digest, body, receiver.sink(digest))
         except SnapshotterError as error:
             receiver.finish(digest, error)
         else:
@@ -346,7 +377,20 @@ def _expect(connection: Connection, response: object, kind: type[T], *, more: bo
     raise InvalidInputError(f"unexpected {type(response).__name__.lower()}")
 
 
-async def _digest(body: Body) -> bytes:
+def _chunk_answer(
+    connection: Connection, response: Response, digest: bytes
+) -> int | SnapshotterError:
+    """The length of the body that follows, or what is wrong with that chunk alone."""
+    text = format_digest(digest)
+    if isinstance(response, Error) and response.chunk == text:
+        return error_from(response)
+    data = _expect(connection, response, Data, more=True)
+    if data.chunk != text or data.length > CHUNK_SIZE:
+        raise InvalidInputError(f"{data.length} bytes of {data.chunk} instead of chunk {text}")
+    return data.length
+
+
+async def _digest(body: bytes) -> bytes:
     if len(body) > INLINE_BYTES:
         return await trio.to_thread.run_sync(sha256, body)
     return sha256(body)

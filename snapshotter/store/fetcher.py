@@ -2,11 +2,13 @@
 
 Asking is synchronous and never waits: ``submit`` puts a chunk on a list, and as many workers as the
 client has connections take from it what has gathered, whenever they are free. Small files go
-first; a full chunk makes a request of its own, so that neighbours travel on several connections.
+first, what is fetched ahead of its reader last. Large chunks are dealt out to all connections but
+one, so that neighbours travel on several, and small files wait for none of them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,10 @@ from snapshotter.telemetry import Counters
 SMALL_BYTES = 64 << 10
 """Whole objects up to this size are likely to be read with their neighbours: ask for companions."""
 _REQUEST_BYTES = CHUNK_SIZE
+_LARGE_CONNECTIONS = MAX_CONNECTIONS - 1
+"""What is left to small files, so that none waits for a large one."""
+_MOST_LARGE_CHUNKS = 4
+"""In one request, when there is enough for every connection."""
 
 Sink = Callable[[Body], None]
 """Keeps a chunk's verified bytes; called in any thread, may block, raises SnapshotterError."""
@@ -58,25 +64,51 @@ class Fetcher:
         self._counters = counters
         self._small: dict[bytes, _Wanted] = {}
         self._large: dict[bytes, _Wanted] = {}
+        self._ahead: dict[bytes, _Wanted] = {}
+        self._queues = (self._small, self._large, self._ahead)
         self._flying: dict[bytes, _Wanted] = {}
         self._handles: dict[int, str] = {}
         self._accompanied: set[str] = set()
+        self._large_requests = 0
+        self._lock = threading.Lock()
+        """Held where takers join a chunk and where, in a thread, its list of takers is closed."""
         self._free = trio.lowlevel.ParkingLot()
 
     def submit(
-        self, digest: bytes, length: int, sink: Sink, finish: Finish, *, image: int = 0
+        self,
+        digest: bytes,
+        length: int,
+        sink: Sink,
+        finish: Finish,
+        *,
+        image: int = 0,
+        is_ahead: bool = False,
     ) -> None:
         """Wants a chunk; ``finish`` is called once, later, whatever happens.
 
         ``image``: number of the image that a whole small object belongs to, so that companions
-        may come with it; 0 for anything else.
+        may come with it; 0 for anything else. What ``is_ahead`` nobody waits for yet.
         """
-        queue = self._small if length <= SMALL_BYTES else self._large
-        wanted = queue.get(digest) or self._flying.get(digest)
-        if wanted is None:
-            wanted = queue[digest] = _Wanted(digest, length, image)
-            self._free.unpark()
-        wanted.takers.append((sink, finish))
+        large = self._ahead if is_ahead else self._large
+        queue = self._small if length <= SMALL_BYTES else large
+        if not is_ahead:
+            self.hurry(digest)
+        with self._lock:
+            wanted = self._find(digest)
+            if wanted is None:
+                wanted = queue[digest] = _Wanted(digest, length, image)
+                self._free.unpark()
+            wanted.takers.append((sink, finish))
+
+    def hurry(self, digest: bytes) -> None:
+        """Somebody waits now for a chunk that may have been submitted ahead of its reader."""
+        wanted = self._ahead.pop(digest, None)
+        if wanted is not None:
+            self._large[digest] = wanted
+
+    def _find(self, digest: bytes) -> _Wanted | None:
+        found = (queue.get(digest) for queue in (*self._queues, self._flying))
+        return next((wanted for wanted in found if wanted is not None), None)
 
     def withdraw(self, digest: bytes) -> None:
         """The one who wanted that small object has it: ``finish`` is not called.
@@ -94,40 +126,64 @@ class Fetcher:
                 for _ in range(MAX_CONNECTIONS):
                     nursery.start_soon(self._work)
         finally:
-            left = [*self._small.values(), *self._large.values(), *self._flying.values()]
-            for wanted in left:
+            queues = (*self._queues, self._flying)
+            for wanted in [wanted for queue in queues for wanted in queue.values()]:
                 _finish(wanted, UnavailableError("the store is stopping; try again"))
-            self._small.clear()
-            self._large.clear()
-            self._flying.clear()
+            for queue in queues:
+                queue.clear()
 
     async def _work(self) -> None:
         while True:
-            while not self._small and not self._large:
+            while (queue := self._next_queue()) is None:
                 await self._free.park()
-            batch = self._take()
-            if self._small or self._large:
+            batch = self._take(queue)
+            is_large = queue is not self._small
+            self._large_requests += is_large
+            if self._next_queue() is not None:
                 self._free.unpark()
-            await self._fetch(batch)
+            if is_large:
+                await self._fetch_large(batch)
+                self._large_requests -= 1
+            else:
+                await self._fetch(batch)
 
-    def _take(self) -> list[_Wanted]:
-        """The next request: in the order of asking, small before large, about one chunk's bytes."""
+    def _next_queue(self) -> dict[bytes, _Wanted] | None:
+        """Small before large, and as long as there are connections for it."""
+        if self._small:
+            return self._small
+        if self._large_requests == _LARGE_CONNECTIONS:
+            return None
+        return self._large or self._ahead or None
+
+    def _take(self, queue: dict[bytes, _Wanted]) -> list[_Wanted]:
+        """The next request: in the order of asking, about one chunk's bytes or a few chunks."""
+        limit_bytes = _REQUEST_BYTES
+        if queue is not self._small:
+            limit_bytes *= max(1, min(len(queue) // _LARGE_CONNECTIONS, _MOST_LARGE_CHUNKS))
         batch: list[_Wanted] = []
         total_bytes = 0
-        for queue in (self._small, self._large):
-            while queue and len(batch) < MAX_FETCH_CHUNKS and total_bytes < _REQUEST_BYTES:
-                digest = next(iter(queue))
-                wanted = queue.pop(digest)
-                batch.append(wanted)
-                total_bytes += wanted.length
-                self._flying[digest] = wanted
-            if batch:
-                break
+        while queue and len(batch) < MAX_FETCH_CHUNKS and total_bytes < limit_bytes:
+            digest = next(iter(queue))
+            wanted = queue.pop(digest)
+            batch.append(wanted)
+            total_bytes += wanted.length
+            self._flying[digest] = wanted
         return batch
+
+    async def _fetch_large(self, batch: list[_Wanted]) -> None:
+        receiver = self._receiver(batch)
+        self._counters.add("fetches")
+        try:
+            await self._client.fetch_large(receiver.remaining(), receiver)
+        except SnapshotterError as error:
+            receiver.fail(error)
+
+    def _receiver(self, batch: list[_Wanted]) -> _Receiver:
+        return _Receiver(batch, self._flying, self._lock, self._on_companion, self._counters)
 
     async def _fetch(self, batch: list[_Wanted]) -> None:
         handle = self._handle_for(batch)
-        receiver = _Receiver(batch, self._flying, self._on_companion, self._counters)
+        receiver = self._receiver(batch)
         try:
             await self._ask(receiver, handle)
         except SnapshotterError as error:
@@ -157,7 +213,7 @@ class Fetcher:
     def _handle_for(self, batch: list[_Wanted]) -> str | None:
         """The image to ask companions of: one request at a time for each image."""
         image = next((wanted.image for wanted in batch if wanted.image), 0)
-        if not image or not self._companions_bytes or batch[0].length > SMALL_BYTES:
+        if not image or not self._companions_bytes:
             return None
         handle = self._handles.get(image)
         if handle is None:
@@ -188,11 +244,13 @@ class _Receiver:
         self,
         batch: list[_Wanted],
         flying: dict[bytes, _Wanted],
+        lock: threading.Lock,
         on_companion: Callable[[ContentName, Body], None],
         counters: Counters,
     ) -> None:
         self._batch = {wanted.digest: wanted for wanted in batch}
         self._flying = flying
+        self._lock = lock
         self._on_companion = on_companion
         self._counters = counters
 
@@ -202,7 +260,8 @@ class _Receiver:
 
     def sink(self, digest: bytes) -> Sink:
         """Closes the list of takers, and gives what hands them the bytes."""
-        self._flying.pop(digest, None)
+        with self._lock:
+            self._flying.pop(digest, None)
         takers = self._batch[digest].takers
         if len(takers) == 1:
             return takers[0][0]

@@ -63,27 +63,40 @@ class Filling:
         self.forget(name)
         return True
 
-    async def prepare(self, name: ContentName) -> PartialFile:
-        """The partial file, as an earlier process left it or new, its chunk table verified."""
+    async def prepare(self, name: ContentName) -> PartialFile | None:
+        """The partial file, as an earlier process left it or new, its chunk table verified.
+
+        None if it is an object: it may have become one since the caller looked.
+        """
         if not name.is_chunked:
             raise InvalidInputError(f"partial file of {name}: it has a single chunk")
         while (file := self._files.get(name)) is None:
+            if self._objects.has(name):
+                return None
             await self._flights.start(("partial", name), lambda: self._open(name)).wait()
         return file
 
-    async def ensure(self, name: ContentName, offset: int, length: int) -> None:
-        """Has the chunks under that range here, and the object if that makes it whole."""
+    async def ensure(
+        self, name: ContentName, offset: int, length: int, *, is_ahead: bool = False
+    ) -> None:
+        """Has the chunks under that range here, and the object if that makes it whole.
+
+        ``is_ahead``: nobody waits for them yet.
+        """
         file = await self.prepare(name)
-        flights = [self._fetch(file, index) for index in file.missing(offset, length)]
+        if file is None:
+            return
+        missing = file.missing(offset, length)
+        flights = [self._fetch(file, index, is_ahead=is_ahead) for index in missing]
         for flight in flights:
             await flight.wait()
 
     async def complete(self, name: ContentName) -> None:
         """Has all of it here, as an object."""
         await self.ensure(name, 0, name.size)
-        if not self._objects.has(name):
-            with disk_errors(f"publish object {name}"):
-                (await self.prepare(name)).promote(self._objects)
+        file = self._files.get(name)
+        if file is not None and file.is_complete:
+            self._publish(file)  # failed when the last chunk came: here the error has a taker
 
     async def _open(self, name: ContentName) -> None:
         with disk_errors(f"open partial file of {name}"):
@@ -96,10 +109,12 @@ class Filling:
         if file.is_complete:
             self._promote(file)
 
-    def _fetch(self, file: PartialFile, index: int) -> Flight:
+    def _fetch(self, file: PartialFile, index: int, *, is_ahead: bool) -> Flight:
         key = (file.name, index)
         known = self._flights.get(key)
         if known is not None:
+            if not is_ahead:
+                self._fetcher.hurry(file.digests[index])
             return known
         flight = self._flights.take_off(key)
 
@@ -113,20 +128,23 @@ class Filling:
             self._flights.land(key, flight, error)
 
         length = chunk_table.chunk_length(file.name, index)
-        self._fetcher.submit(file.digests[index], length, sink, finish)
+        self._fetcher.submit(file.digests[index], length, sink, finish, is_ahead=is_ahead)
         return flight
 
     def _promote(self, file: PartialFile) -> None:
         """Every chunk is here: readers have what they need even if the link fails."""
-        if self._objects.has(file.name):
+        if self._files.get(file.name) is not file:
             return  # the chunk that came last but one saw the file complete, too
         try:
-            with disk_errors(f"publish object {file.name}"):
-                file.promote(self._objects)
+            self._publish(file)
         except SnapshotterError as error:
             self._counters.add("publish_failures")
             _log.warning("complete content not published", error=str(error))
-            return
+
+    def _publish(self, file: PartialFile) -> None:
+        with disk_errors(f"publish object {file.name}"):
+            file.promote(self._objects)
+        del self._files[file.name]
         self._counters.add("objects_published")
         self._counters.add("partials_completed")
         self._on_complete(file.name)

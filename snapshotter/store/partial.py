@@ -3,15 +3,14 @@
 Beside ``partial/ab/<62 hex>.<size>`` stand ``….table``, its verified chunk table, and ``….map``,
 one byte for each chunk: 1 once the chunk's bytes were written. The map is written after the
 data, so a process that dies leaves it true; a machine that goes down may not, so partial files are
-dropped at the first start after that. A complete one is linked as an object, and then never
-written again: its inode is the object's.
+dropped at the first start after that. A complete one becomes an object: its inode gets the object's
+name, is never written again, and loses the one it has here.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import threading
 
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import CHUNK_SIZE, ContentName
@@ -25,6 +24,7 @@ from snapshotter.store.objects import (
     open_directory,
     write_whole,
 )
+from snapshotter.store.read_ahead import ReadAhead
 
 TABLE = ".table"
 MAP = ".map"
@@ -39,9 +39,9 @@ class PartialFile:
     ) -> None:
         self.name = name
         self.digests = digests
+        self.read_ahead = ReadAhead(name.size)
         self._present = present
         self._partials = partials
-        self._lock = threading.Lock()
 
     @property
     def is_complete(self) -> bool:
@@ -61,7 +61,7 @@ class PartialFile:
         file = self._partials.data(self.name)  # held: it stays open until the read is over
         return os.pread(file.descriptor, length, offset)
 
-    def write_chunk(self, index: int, body: bytes | bytearray) -> None:
+    def write_chunk(self, index: int, body: bytes | bytearray | memoryview) -> None:
         """Keeps a verified chunk; OSError leaves it missing.
 
         Raises InvalidInputError for bytes of another length than the chunk's.
@@ -76,9 +76,9 @@ class PartialFile:
         self._present[index] = 1
 
     def promote(self, objects: Objects) -> None:
-        """Links the complete file as the object, without a copy. Repeating it is harmless."""
-        with self._lock:
-            self._partials.link(self.name, objects)
+        """Makes the complete file the object, without a copy; the partial file is gone then."""
+        self._partials.link(self.name, objects)
+        self._partials.forget(self.name)
 
 
 class Partials:
@@ -102,11 +102,8 @@ class Partials:
         for fan_out in os.listdir(self._directory_fd):
             descriptor = os.open(fan_out, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._directory_fd)
             try:
-                files = set(os.listdir(descriptor))
-                for file in files:
-                    base = file.removesuffix(".new").removesuffix(TABLE).removesuffix(MAP)
-                    if file.endswith(".new") or not {base, base + TABLE, base + MAP} <= files:
-                        os.unlink(file, dir_fd=descriptor)
+                for file in _unfinished(descriptor):
+                    os.unlink(file, dir_fd=descriptor)
             finally:
                 os.close(descriptor)
 
@@ -203,3 +200,17 @@ def _chunk_range(name: ContentName, offset: int, length: int) -> tuple[int, int]
     if offset < 0 or end <= offset:
         return 0, 0
     return offset // CHUNK_SIZE, -(-end // CHUNK_SIZE)
+
+
+def _unfinished(descriptor: int) -> list[str]:
+    files = set(os.listdir(descriptor))
+    found = []
+    for file in files:
+        base = file.removesuffix(".new").removesuffix(TABLE).removesuffix(MAP)
+        if (
+            file.endswith(".new")
+            or not {base, base + TABLE, base + MAP} <= files
+            or os.stat(base, dir_fd=descriptor).st_nlink > 1  # the object's name is the other
+        ):
+            found.append(file)
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,13 @@ import trio
 from snapshotter.cache_v1.client import CacheClient
 from snapshotter.cache_v1.connection import Body
 from snapshotter.config import Config
-from snapshotter.errors import BusyError, CorruptError, DiskFullError, SnapshotterError
+from snapshotter.errors import (
+    BusyError,
+    CorruptError,
+    DiskFullError,
+    SnapshotterError,
+    UnavailableError,
+)
 from snapshotter.names import CHUNK_SIZE, ContentName
 from snapshotter.paths import Paths
 from snapshotter.store.arrivals import Arrivals
@@ -57,6 +63,7 @@ class Store:
         object, or was evicted for want of space."""
         self._config = config
         self._counters = counters
+        self._token: trio.lowlevel.TrioToken | None = None
         self._flights = Flights()
         self._descriptors = Descriptors()
         self._lock_fd = _lock(paths.root)
@@ -130,6 +137,7 @@ class Store:
         """Fetches, publishes and settles until cancelled; who then still waits gets an error."""
         try:
             async with trio.open_nursery() as nursery:
+                self._token = trio.lowlevel.current_trio_token()
                 await nursery.start(self._flights.run)
                 nursery.start_soon(self._fetcher.run)
                 nursery.start_soon(self._companions.run)
@@ -151,18 +159,41 @@ class Store:
         """
         if length <= 0 or offset >= name.size:
             return b""
-        partial = self._filling.find(name)
         try:
-            if partial is not None:
-                ready = partial.read(offset, length)
-                if ready is not None:
-                    return ready
+            ready = self._read_partial(name, offset, length)
+            if ready is not None:
+                return ready
             file = self._descriptors.get(("object", name), lambda: self._objects.open(name))
             return os.pread(file.descriptor, length, offset)
         except FileNotFoundError:
             return self._unkept.read(name, offset, length)
         except OSError as error:
             raise SnapshotterError(f"read of {name}: {error.strerror or error}") from error
+
+    def _read_partial(self, name: ContentName, offset: int, length: int) -> bytes | None:
+        file = self._filling.find(name)
+        if file is None:
+            return None
+        ahead = file.read_ahead.note(offset, length)
+        if ahead is not None and self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._fetch_ahead, name, *ahead)
+        try:
+            return file.read(offset, length)
+        except FileNotFoundError:
+            return None  # it has become the object just now
+
+    def _fetch_ahead(self, name: ContentName, offset: int, length: int) -> None:
+        """Begins to fetch a range that nobody waits for; a failure is told to who needs it."""
+        if self._filling.find(name) is None or self._space.missing_bytes(length):
+            return
+
+        async def fetch() -> None:
+            with self._space.expect(length, f"keep {name}"):
+                await self._filling.ensure(name, offset, length, is_ahead=True)
+
+        with suppress(UnavailableError):  # the store is stopping
+            self._flights.start(("ahead", name, offset), fetch)
 
     async def materialise(
         self, name: ContentName, *, image: int = 0, is_vital: bool = False
@@ -198,6 +229,7 @@ class Store:
         try:
             with self._making_room(0, name):
                 await self._filling.prepare(name)
+            self._fetch_ahead(name, 0, CHUNK_SIZE)  # where most who open a file begin to read
         except DiskFullError:
             await self._unkept.prepare(name)
 
@@ -240,10 +272,6 @@ class Store:
     async def discard(self, names: Iterable[ContentName]) -> list[ContentName]:
         """Removes, and returns, those contents that prove to be corrupt; SnapshotterError."""
         return await self._removal.discard(names)
-
-    def forget(self, name: ContentName) -> None:
-        """Drops the partial file of ``name``; its object, if there is one, stays."""
-        self._filling.forget(name)
 
     @contextmanager
     def _making_room(self, size_bytes: int | None, name: ContentName) -> Iterator[None]:

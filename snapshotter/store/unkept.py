@@ -26,7 +26,7 @@ class Unkept:
         self._fetcher = fetcher
         self._counters = counters
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[bytes, Body] = OrderedDict()
+        self._chunks: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
         self._tables: OrderedDict[ContentName, list[bytes]] = OrderedDict()
 
@@ -88,7 +88,7 @@ class Unkept:
             with self._lock:
                 if digest in self._chunks:
                     return
-                self._chunks[digest] = body
+                self._chunks[digest] = bytes(body)
                 self._bytes += size
                 while self._bytes > _MOST_BYTES:
                     _, oldest = self._chunks.popitem(last=False)

@@ -2,54 +2,16 @@
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterator
 
 import pytest
-import trio
 
-from tests.support.fake_cache_server import FakeCacheServer
 from tests.support.gate_mount import GateMount, wait_until
+from tests.support.server_thread import ServerThread
 
 pytestmark = pytest.mark.mount
 
 LARGE = os.urandom(12 << 20) + b"the end"
-
-
-class ServerThread:
-    """A fake cache server on a loop of its own; ``call`` changes it from the test's thread."""
-
-    def __init__(self, gate: GateMount) -> None:
-        self.server = FakeCacheServer(gate.root / "run/cache.sock")
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._run,))
-        self._thread.start()
-        self._is_ready.wait(10)
-
-    async def _run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.server.serve)
-            self._token = trio.lowlevel.current_trio_token()
-            self._is_ready.set()
-
-    def hold(self) -> None:
-        self._call(lambda: setattr(self.server, "gate", trio.Event()))
-
-    def release(self) -> None:
-        def open_gate() -> None:
-            assert self.server.gate is not None
-            self.server.gate.set()
-            self.server.gate = None
-
-        self._call(open_gate)
-
-    def close(self) -> None:
-        self._call(self.server.stop)
-        self._thread.join(10)
-
-    def _call(self, change) -> None:  # type: ignore[no-untyped-def]
-        trio.from_thread.run_sync(change, trio_token=self._token)
 
 
 @pytest.fixture
@@ -61,7 +23,7 @@ def gate() -> Iterator[GateMount]:
 
 @pytest.fixture
 def server(gate: GateMount) -> Iterator[ServerThread]:
-    thread = ServerThread(gate)
+    thread = ServerThread(gate.root / "run/cache.sock")
     yield thread
     thread.close()
 
@@ -130,7 +92,7 @@ def test_a_server_that_is_away_and_comes_back(gate: GateMount) -> None:
     with pytest.raises(OSError, match="Input/output error"):
         gate.read(view / "file")
     assert str(name) in gate.log()
-    server = ServerThread(gate)
+    server = ServerThread(gate.root / "run/cache.sock")
     try:
         server.server.add(b"content")
         assert gate.read(view / "file") == b"content"

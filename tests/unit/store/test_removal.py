@@ -104,7 +104,8 @@ async def test_a_large_file_is_not_evicted_while_it_fills(
             await server.arrived.wait()
             assert (await store.evict([name])).kept == 1
             server.gate.set()
-        assert store.read_ready(name, 0, 2 * CHUNK_SIZE) == content(LARGE)[: 2 * CHUNK_SIZE]
+        for offset in (0, CHUNK_SIZE):
+            assert store.read_ready(name, offset, 10) == content(LARGE)[offset:][:10]
         assert (await store.evict([name])).removed == 1
         assert store.read_ready(name, 0, 1) is None
 
