@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import fixture
 
+_LARGE_BYTES = 1 << 20
 REWRITTEN = b"seventeen bytes!\n"
 
 
@@ -72,3 +73,22 @@ def check_small_contents(root: Path) -> None:
 def forget_names() -> None:
     """Makes the kernel drop cached names and attributes (not pages) of every file system."""
     Path("/proc/sys/vm/drop_caches").write_text("2")
+
+
+def uncache(root: Path) -> None:
+    """Gives the page cache of the large files below ``root`` back, for the next sample to use.
+
+    Memory that a virtual machine uses for the first time has to be found by its host: as samples
+    leave their files, they would soon wait for that alone, five times as long as for writing.
+    """
+    for directory, _, files in os.walk(root):
+        for file in files:
+            path = os.path.join(directory, file)
+            if os.lstat(path).st_size < _LARGE_BYTES:
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -47,6 +47,7 @@ def view_cases(world: World) -> list[Case]:
         ),
         _cold_small(world, total),
         _cold_large(world, expected),
+        _cold_large_against_warm(world, expected),
         _copy_up(world),
     ]
 
@@ -120,6 +121,7 @@ def _cold(world: World, bind: Bind, expected: object) -> Sample:
             return watch.seconds
         finally:
             product.end()
+            operations.uncache(product.root)
 
     return sample
 
@@ -131,6 +133,7 @@ def _copied(world: World, source: Path) -> Sample:
         target = world.directory("copy")
         with timed() as watch:
             run_quietly("cp", "-a", source, target)
+        operations.uncache(target)
         return watch.seconds
 
     return sample
@@ -152,6 +155,22 @@ def _cold_large(world: World, expected: str) -> Case:
     }
     title = "SHA-256 of a 64 MiB file, cold"
     return Case("cold-large", title, arms, "kernel view", "cp -a", max_samples=_COLD_SAMPLES)
+
+
+def _cold_large_against_warm(world: World, expected: str) -> Case:
+    """What the first reader pays: every byte fetched, verified and kept on the way."""
+    standing = world.view()
+
+    def warm() -> float:
+        with timed() as watch:
+            result = operations.digest(standing / fixture.LARGE)
+        if result != expected:
+            raise AssertionError(f"warm read: {result!r}")
+        return watch.seconds
+
+    arms: dict[str, Sample] = {"warm": warm, "cold": _cold(world, _digest_of_large, expected)}
+    title = "SHA-256 of a 64 MiB file, cold against warm"
+    return Case("cold-warm-large", title, arms, "cold", "warm", 2.0, max_samples=_COLD_SAMPLES)
 
 
 def _copy_up(world: World) -> Case:
