@@ -16,6 +16,9 @@ from snapshotter.projection.image_writer import METADATA_GENERATION
 MAX_CONFIG_BYTES = 512 << 10
 """The largest config that fits an answer's frame besides what is taken out of it."""
 
+MAX_DOCUMENTS_BYTES = 192 << 10
+"""The most bytes of manifest and indexes that are kept, so that they fit an answer's frame too."""
+
 _GENERATION = str(METADATA_GENERATION)
 
 
@@ -57,7 +60,16 @@ def unmerged(image: ResolvedImage, architecture: str) -> Prepared:
             for layer, chain_id in zip(image.layers, chain_ids(diff_ids), strict=True)
         ],
         metadata_image=None,
+        documents=documents(image),
     )
+
+
+def documents(image: ResolvedImage) -> list[str] | None:
+    """The indexes that led to the image and its manifest, as texts; None if they are too large."""
+    found = [*image.indexes, image.manifest]
+    if sum(map(len, found)) > MAX_DOCUMENTS_BYTES:
+        return None
+    return [document.decode() for document in found]
 
 
 def merged(prepared: Prepared, name: ContentName, totals: Totals) -> Prepared:

@@ -152,7 +152,7 @@ class Preparer:
             chain = of_chain(prepared, request.chain)
             known = self._library.find_image(chain.image_handle)
             prepared = known.prepared if known else chain
-        return await self._finished(prepared, merge=request.merge)
+        return await self._finished(prepared, merge=request.merge, documents=request.documents)
 
     async def run_alone(self, work: Callable[[], T]) -> T:
         """Runs ``work`` in a thread while nothing is added to the library; prepares that come
@@ -195,7 +195,9 @@ class Preparer:
         source = self._open_source(reference, request.authfile)
         image = await source.resolve(request.architecture)
         known = self._library.find_image(image_handle(image.digest, request.architecture))
-        prepared = known.prepared if known else unmerged(image, request.architecture)
+        prepared = unmerged(image, request.architecture)
+        if known is not None:  # its documents may be newer: another index with the same manifest
+            prepared = msgspec.structs.replace(known.prepared, documents=prepared.documents)
         missing = {
             layer.diff_id: layer
             for layer in image.layers
@@ -268,15 +270,19 @@ class Preparer:
             limits=self._limits,
         )
 
-    async def _finished(self, prepared: Prepared, *, merge: bool) -> Prepared:
-        """The answer as asked for: with a current metadata image, or with none."""
+    async def _finished(
+        self, prepared: Prepared, *, merge: bool, documents: bool = False
+    ) -> Prepared:
+        """The answer as asked for: with a current metadata image or none, with documents or not."""
         if not merge:
-            return msgspec.structs.replace(prepared, metadata_image=None)
-        if is_merged(prepared):
-            return prepared
-        return await asyncio.shield(
-            self._merges.join(prepared.image_handle, lambda: self._merge(prepared))
-        )
+            answer = msgspec.structs.replace(prepared, metadata_image=None)
+        elif is_merged(prepared):
+            answer = prepared
+        else:
+            answer = await asyncio.shield(
+                self._merges.join(prepared.image_handle, lambda: self._merge(prepared))
+            )
+        return answer if documents else msgspec.structs.replace(answer, documents=None)
 
     async def _merge(self, prepared: Prepared) -> Prepared:
         await self._wait_for_turn()

@@ -94,13 +94,17 @@ class ImageLayer(msgspec.Struct, frozen=True):
 
 
 class ResolvedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reference stands for on one platform; every digest was checked."""
+    """What a reference stands for on one platform; every digest was checked.
+
+    ``indexes`` are those that led to the manifest, the one that the reference names first.
+    """
 
     digest: str
     manifest: bytes
     config: bytes
     parsed_config: ImageConfig
     layers: list[ImageLayer]
+    indexes: list[bytes] = []
 
 
 def check_blob(data: bytes, digest: str, what: str) -> bytes:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
+import msgspec
+
 from cache_server.library import BlobDescriptor
 from cache_server.sources.manifest import (
     Descriptor,
@@ -47,11 +49,14 @@ class ManifestSource(Source):
     async def resolve(self, architecture: str) -> ResolvedImage:
         """The image for that architecture; errors are ``Source``'s."""
         data = await self._top(architecture)
+        indexes: list[bytes] = []
         for _ in range(_MAX_INDEX_DEPTH):
             document = parse_document(data, self.name)
             if document.config is not None and not document.is_index:
                 config = await self._checked_config(document.config)
-                return resolved(data, config, architecture, self.name)
+                image = resolved(data, config, architecture, self.name)
+                return msgspec.structs.replace(image, indexes=indexes)
+            indexes.append(data)
             chosen = choose(document, architecture, self.name)
             manifest = await self._manifest(chosen)
             data = check_described(manifest, chosen, f"manifest of {self.name}")

@@ -102,9 +102,16 @@ class CacheClient:
         chain: str | None = None,
         architecture: str,
         merge: bool = True,
+        documents: bool = False,
     ) -> Prepared:
         """An image that was prepared before; NotFoundError if the server does not know it."""
-        request = Open(handle=handle, chain=chain, architecture=architecture, merge=merge)
+        request = Open(
+            handle=handle,
+            chain=chain,
+            architecture=architecture,
+            merge=merge,
+            documents=documents,
+        )
         return await self._simple("open", request, Prepared)
 
     async def prepare(

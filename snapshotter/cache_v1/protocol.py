@@ -41,12 +41,16 @@ class Prepare(_Request, tag="prepare", kw_only=True):
 
 
 class Open(_Request, tag="open", kw_only=True):
-    """Find an image that was prepared, by handle or chain id; never consults a mutable tag."""
+    """Find an image that was prepared, by handle or chain id; never consults a mutable tag.
+
+    With ``documents`` the answer has the image's manifest and the indexes that led to it.
+    """
 
     handle: str | None = None
     chain: str | None = None
     architecture: str
     merge: bool = True
+    documents: bool = False
 
 
 class ChunkTable(_Request, tag="chunk_table", kw_only=True):
@@ -161,7 +165,8 @@ class MetadataImage(msgspec.Struct, frozen=True):
 
 class Prepared(_Response, tag="prepared"):
     """An image that is ready to be mounted. ``metadata_generation`` names the layout of metadata
-    images; clients compare it and nothing else.
+    images; clients compare it and nothing else. ``documents``, where asked for, are the texts of
+    the indexes that led to the manifest, if any, and last of the manifest itself.
     """
 
     image_handle: str
@@ -175,6 +180,7 @@ class Prepared(_Response, tag="prepared"):
     totals: Totals | None
     layers: list[Layer]
     metadata_image: MetadataImage | None
+    documents: list[str] | None = None
 
 
 class Data(_Response, tag="data"):

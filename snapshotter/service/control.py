@@ -82,6 +82,12 @@ class Inspect(_Request, tag="inspect"):
     image: str
 
 
+class Documents(_Request, tag="documents"):
+    """The manifest of a pulled image (as of inspect), its config, and the indexes above it."""
+
+    image: str
+
+
 class RemoveImage(_Request, tag="remove_image"):
     """Forget a pulled image, or one name of an image that has several; its content stays.
 
@@ -125,6 +131,7 @@ Request = (
     | ListMounts
     | ListImages
     | Inspect
+    | Documents
     | RemoveImage
     | Evict
     | Discard
@@ -205,6 +212,15 @@ class Image(_Response, tag="image"):
     image: ImageRecord
 
 
+class ImageDocuments(_Response, tag="documents"):
+    """The answer to documents: ``documents`` are exact texts, the manifest last, below the index
+    that the reference named (and any between), where there is one.
+    """
+
+    image: ImageRecord
+    documents: list[str]
+
+
 class Removed(_Response, tag="removed"):
     """The answer to remove_image: the image as it was, and the names that are gone with it.
 
@@ -264,6 +280,7 @@ Response = (
     | Mounts
     | Images
     | Image
+    | ImageDocuments
     | Removed
     | Evicted
     | Discarded

@@ -13,7 +13,7 @@ import trio
 
 from snapshotter.cache_v1.protocol import Prepared, Progress
 from snapshotter.digest import parse_digest
-from snapshotter.errors import CorruptError, NotFoundError, SnapshotterError
+from snapshotter.errors import CorruptError, NotFoundError, SnapshotterError, UnsupportedError
 from snapshotter.names import ContentName
 from snapshotter.platforms import host_architecture
 from snapshotter.store import images as records
@@ -45,6 +45,11 @@ class Preparer(Protocol):
         on_progress: OnProgress | None = None,
     ) -> Prepared:
         """Makes an image ready at the server."""
+
+    async def open(
+        self, *, handle: str | None, architecture: str, merge: bool, documents: bool
+    ) -> Prepared:
+        """An image that was made ready before."""
 
 
 _Key = tuple[str, str, bool, str | None]
@@ -151,6 +156,24 @@ class ImageCatalog:
             return pull.result
         assert pull.result is not None
         raise type(pull.result)(str(pull.result)) from pull.result
+
+    async def documents(self, record: ImageRecord) -> list[str]:
+        """The image's manifest, last, and the indexes that led to it, as the server keeps them.
+
+        Raises UnsupportedError where it does not have them, or what the server says else.
+        """
+        prepared = await self._preparer.open(
+            handle=record.handle,
+            architecture=record.prepared.architecture,
+            merge=False,
+            documents=True,
+        )
+        if not prepared.documents:
+            raise UnsupportedError(
+                f"image {record.references[-1]}: the cache server has not kept its manifest; it is"
+                " very large, or was prepared by an older version: then pull it once more"
+            )
+        return prepared.documents
 
     async def remove(self, record: ImageRecord, name: str) -> bool:
         """Removes the name from an image that has others too, else the image; whether the latter.

@@ -80,6 +80,11 @@ class Requests:
                 return control.Images(images=self._catalog.all())
             case control.Inspect():
                 return control.Image(image=self._catalog.inspect(request.image))
+            case control.Documents():
+                record = self._catalog.inspect(request.image)
+                await self._backing.wait_for_cache_server()
+                documents = await self._catalog.documents(record)
+                return control.ImageDocuments(image=record, documents=documents)
             case control.Facts():
                 return host_facts(self._abilities)
             case _:

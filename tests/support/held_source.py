@@ -19,6 +19,8 @@ class HeldSource(ManifestSource):
     def __init__(self, image: Image) -> None:
         super().__init__("held")
         self.image = image
+        self.index: bytes | None = None
+        """What the reference names instead of the image, and which lists it."""
         self.release = asyncio.Event()
         self.reached = asyncio.Event()
         self.reached_all = asyncio.Event()
@@ -35,10 +37,10 @@ class HeldSource(ManifestSource):
             self.resolved_twice.set()
         if self.error is not None:
             raise self.error
-        return self.image.manifest
+        return self.index or self.image.manifest
 
     async def _manifest(self, descriptor: Descriptor) -> bytes:
-        raise AssertionError
+        return self.image.manifest
 
     async def _config(self, descriptor: Descriptor) -> bytes:
         return self.image.config

@@ -1,6 +1,13 @@
+import msgspec
 import pytest
 
-from cache_server.images import chain_ids, image_handle, of_chain, unmerged
+from cache_server.images import (
+    MAX_DOCUMENTS_BYTES,
+    chain_ids,
+    image_handle,
+    of_chain,
+    unmerged,
+)
 from cache_server.sources.manifest import ResolvedImage, resolved
 from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import UnsupportedError
@@ -43,6 +50,13 @@ def test_config_that_does_not_fit_is_refused() -> None:
     image = Image(LAYERS, labels={"long": "x" * (512 << 10)})
     with pytest.raises(UnsupportedError, match="524288 at most"):
         unmerged(resolve(image), "amd64")
+
+
+def test_documents_end_with_the_manifest_and_have_a_limit() -> None:
+    image = msgspec.structs.replace(resolve(Image(LAYERS)), indexes=[b"outer", b"inner"])
+    assert unmerged(image, "amd64").documents == ["outer", "inner", image.manifest.decode()]
+    large = msgspec.structs.replace(image, indexes=[b"x" * MAX_DOCUMENTS_BYTES])
+    assert unmerged(large, "amd64").documents is None
 
 
 def test_chain_has_its_layers_and_a_handle_of_its_own() -> None:

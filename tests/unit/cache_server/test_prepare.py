@@ -1,6 +1,7 @@
 """Preparing images: shared work, cancellation, what is known afterwards, failures."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -21,7 +22,7 @@ from snapshotter.errors import (
     UnavailableError,
 )
 from tests.support.held_source import HeldSource
-from tests.support.images import Image, Layer, file
+from tests.support.images import MANIFEST, Image, Layer, descriptor, file
 
 LAYERS = [Layer([file(f"f{n}", bytes([n]) * 2_000_000)], compression="none") for n in range(3)]
 
@@ -108,6 +109,25 @@ def test_known_image_is_answered_without_its_source(run: Callable[[Scenario], No
         assert await preparer.start(request(refresh=True)).task == first
         assert source.resolved == 2
         assert len(source.opened) == len(LAYERS)
+
+    run(scenario)
+
+
+def test_documents_are_told_to_who_asks_and_follow_the_registry(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(preparer: Preparer, source: HeldSource, library: Library) -> None:
+        source.release.set()
+        first = await preparer.start(request()).task
+        assert first.documents is None
+        asked = Open(handle=first.image_handle, architecture="amd64", documents=True)
+        assert (await preparer.open(asked)).documents == [source.image.manifest.decode()]
+        manifest = source.image.manifest
+        listed = {**descriptor(manifest, MANIFEST), "platform": source.image.platform}
+        source.index = json.dumps({"manifests": [listed]}).encode()
+        assert (await preparer.start(request(refresh=True)).task) == first
+        texts = [source.index.decode(), manifest.decode()]
+        assert (await preparer.open(asked)).documents == texts
 
     run(scenario)
 

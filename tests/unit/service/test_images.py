@@ -1,12 +1,13 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from snapshotter.cache_v1.protocol import MetadataImage, Prepared, Progress
-from snapshotter.errors import BusyError, NotFoundError, UnavailableError
+from snapshotter.errors import BusyError, NotFoundError, UnavailableError, UnsupportedError
 from snapshotter.names import ContentName
 from snapshotter.platforms import host_architecture
 from snapshotter.service.images import ImageCatalog, OnProgress, metadata_name
@@ -59,6 +60,13 @@ class FakeServer:
             raise answer
         return answer
 
+    async def open(
+        self, *, handle: str | None, architecture: str, merge: bool, documents: bool
+    ) -> Prepared:
+        assert (documents, merge) == (True, False)
+        texts = ["manifest"] if handle == "kept" else None
+        return msgspec.structs.replace(prepared(str(handle)), documents=texts)
+
     async def ensure(self, name: ContentName) -> None:
         self.ensured.append(name)
 
@@ -96,6 +104,18 @@ def test_same_image_keeps_its_record_and_its_newest_name_comes_last(tmp_path: Pa
             record = await catalog.pull(name)
         assert (record.number, record.references) == (1, ["a:2", "a:1"])
         assert catalog.all() == [record]
+
+    run(tmp_path, server, use)
+
+
+def test_documents_are_the_servers_and_their_absence_is_told(tmp_path: Path) -> None:
+    server = FakeServer()
+    server.answers = {"a": prepared("kept"), "b": prepared("old")}
+
+    async def use(catalog: ImageCatalog) -> None:
+        assert await catalog.documents(await catalog.pull("a")) == ["manifest"]
+        with pytest.raises(UnsupportedError, match=r"image b: .* pull it once more"):
+            await catalog.documents(await catalog.pull("b"))
 
     run(tmp_path, server, use)
 
