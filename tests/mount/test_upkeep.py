@@ -1,7 +1,9 @@
 """What keeps a host healthy, by command: du, verify, purge, images rm, with mounts standing."""
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,32 @@ def test_purge_by_age_and_of_everything(start: Start, layout: Path) -> None:
     assert read_all(product.mount(f"oci:{layout}:b", "again")) == was
     bad = product.cli("cache", "purge", "--older-than", "soon")
     assert (bad.returncode, "7d" in bad.stderr) == (2, True)
+
+
+def test_readers_notice_nothing_of_purges(
+    new_product: NewProduct, cache_server: CacheServer, layout: Path
+) -> None:
+    settings = {**SETTINGS, "settle_s": 0.5}
+    product = new_product(settings, server=cache_server.socket)
+    views = [product.mount(f"oci:{layout}:{tag}", tag) for tag in "ab"]
+    wanted = [read_all(view) for view in views]
+    has_ended = threading.Event()
+
+    def read(view: Path, was: dict[str, bytes]) -> int:
+        rounds = 0
+        while not has_ended.is_set():
+            assert read_all(view) == was
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(4) as readers:
+        reading = [readers.submit(read, *each) for each in zip(views * 2, wanted * 2, strict=True)]
+        try:
+            removed = sum(product.ask("cache", "purge", "--all")["removed"] for _ in range(6))
+        finally:
+            has_ended.set()
+        assert all(each.result() > 1 for each in reading)
+    assert removed > 0
 
 
 def test_corrupt_content_is_found_removed_and_fetched_again(start: Start, layout: Path) -> None:
