@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +46,7 @@ class ScriptedServer:
     ) -> None:
         self.answer = answer
         self._ending = threading.Event()
+        self._connections: list[socket.socket] = []
         self.seen: list[Seen] = []
         owner = self
 
@@ -65,6 +68,10 @@ class ScriptedServer:
                     owner._ending.wait()
                 if reply.cut_at is not None:
                     self.close_connection = True
+
+            def setup(self) -> None:
+                super().setup()
+                owner._connections.append(self.connection)
 
             do_POST = do_GET  # noqa: N815
 
@@ -89,6 +96,9 @@ class ScriptedServer:
         self._ending.set()
         self._server.shutdown()
         self._thread.join()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # a client may keep it for later
         self._server.server_close()
 
 

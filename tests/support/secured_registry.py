@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.certificates import Certificates
@@ -30,3 +33,22 @@ class SecuredRegistry(BinaryRegistry):
         host, _, port = self.address.partition(":")
         with socket.socket() as probe:
             return probe.connect_ex((host, int(port))) == 0
+
+
+@contextmanager
+def pushed(registry: SecuredRegistry, layout: Path, *options: str) -> Iterator[str]:
+    """The running registry's image of ``layout``, pushed by skopeo with the right password."""
+    registry.start()
+    try:
+        text = f"docker://{registry.address}/team/demo:v1"
+        copy = ("skopeo", "--insecure-policy", "copy", "--quiet", *options)
+        credentials = ("--dest-creds", f"{USER}:{PASSWORD}")
+        subprocess.run(
+            (*copy, *credentials, f"oci:{layout}:v1", text),
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        yield text
+    finally:
+        registry.stop()

@@ -5,9 +5,7 @@ import base64
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -22,7 +20,7 @@ from snapshotter.errors import AccessDeniedError, InvalidInputError, Unavailable
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.http_faults import Reply, scripted
 from tests.support.images import Image, Layer, file, write_layout
-from tests.support.secured_registry import PASSWORD, USER, SecuredRegistry
+from tests.support.secured_registry import PASSWORD, USER, SecuredRegistry, pushed
 from tests.unit.cache_server.sources.test_registry import IMAGE, serve_image
 
 
@@ -199,25 +197,6 @@ def test_plain_http_elsewhere_is_refused_unsent() -> None:
 def test_insecure_registries_are_hosts(text: str) -> None:
     with pytest.raises(InvalidInputError, match="HOST:PORT"):
         settings_with([text])
-
-
-@contextmanager
-def pushed(registry: SecuredRegistry, layout: Path, *options: str) -> Iterator[str]:
-    """The running registry's image of ``layout``, pushed by skopeo with the right password."""
-    registry.start()
-    try:
-        text = f"docker://{registry.address}/team/demo:v1"
-        copy = ("skopeo", "--insecure-policy", "copy", "--quiet", *options)
-        credentials = ("--dest-creds", f"{USER}:{PASSWORD}")
-        subprocess.run(
-            (*copy, *credentials, f"oci:{layout}:v1", text),
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
-        yield text
-    finally:
-        registry.stop()
 
 
 @pytest.mark.real
