@@ -160,11 +160,11 @@ class _Pieces:
 
 def _check_expansion(tar_bytes: int, blob_bytes: int, limits: IngestLimits) -> None:
     if tar_bytes > limits.layer_bytes:
-        raise InvalidInputError(f"more than {limits.layer_bytes} bytes decompressed")
+        raise InvalidInputError(f"decompressed, more than limit layer_bytes: {limits.layer_bytes}")
     if tar_bytes > limits.expansion_floor_bytes and tar_bytes > limits.expansion_ratio * blob_bytes:
         raise InvalidInputError(
             f"{blob_bytes} bytes expand to {tar_bytes} and more"
-            f" ({limits.expansion_ratio} times at most)"
+            f" (limit expansion_ratio: {limits.expansion_ratio})"
         )
 
 
@@ -223,7 +223,9 @@ class _LayerWriter:
             raise InvalidInputError(
                 f"at entry {show(entry.path)}: {self._entries} entries with"
                 f" {self._content_bytes} bytes of content and {self._names_bytes} of names"
-                f" ({limits.layer_entries}, {limits.layer_bytes} and {limits.names_bytes} at most)"
+                f" (limits layer_entries: {limits.layer_entries},"
+                f" layer_bytes: {limits.layer_bytes},"
+                f" names_bytes: {limits.names_bytes})"
             )
 
     def _add_chunk(self, data: memoryview) -> bytes:

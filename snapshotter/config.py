@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,17 @@ from snapshotter.errors import InvalidInputError
 
 MIB = 1 << 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
+_LIMIT = re.compile(r"[a-z_]+=[1-9][0-9]{0,18}[kMGT]?")
+_LEAST = {
+    "large_file_bytes": MIB,
+    "companions_bytes": 0,
+    "lookup_deadline_s": 0.001,
+    "keeper_patience_s": 0.001,
+    "settle_s": 0,
+    "min_free_bytes": 0,
+    "read_ahead_kb": 0,
+    "fetch_ahead_bytes": 0,
+}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +38,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     insecure_registries: tuple[str, ...] = ()
     """``HOST[:PORT]`` of registries that our own cache server asks in plain HTTP, as it does those
     on loopback; an external one has its option ``--insecure-registry``."""
+    limits: tuple[str, ...] = ()
+    """``NAME=NUMBER`` each: how large a layer or image may be for our own cache server, as with
+    its option ``--limit`` (such as ``layer_bytes=50G``); a name that is none lists them all."""
     large_file_bytes: int = 8 * MIB
     """Larger files are served by chunk while they fill; smaller ones are fetched whole on open."""
     companions_bytes: int = 1 * MIB
@@ -41,6 +56,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     content is served without being kept, and what no view has open is evicted, oldest first."""
     read_ahead_kb: int = 4096
     """The gate's read-ahead in KiB; with less, cold sequential reads wait for each chunk."""
+    fetch_ahead_bytes: int = 16 * MIB
+    """How much of a large file is fetched before it is asked for, where it is read in sequence;
+    it may be in vain. Below 2 MiB nothing is."""
 
 
 def load_config(path: Path | None) -> Config:
@@ -52,18 +70,18 @@ def load_config(path: Path | None) -> Config:
         return Config()
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=Config)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"settings in {path}: {error}") from error
     for registry in config.insecure_registries:
         if not _HOST.fullmatch(registry):
             raise InvalidInputError(
                 f"settings in {path}: insecure_registries: {registry!r} is not HOST or HOST:PORT"
             )
-    if config.large_file_bytes < MIB:
-        raise InvalidInputError(f"settings in {path}: large_file_bytes must be at least {MIB}")
-    if config.min_free_bytes < 0:
-        raise InvalidInputError(f"settings in {path}: min_free_bytes must not be below 0")
-    for name in ("lookup_deadline_s", "keeper_patience_s"):
-        if getattr(config, name) <= 0:
-            raise InvalidInputError(f"settings in {path}: {name} must be above 0")
+    for limit in config.limits:
+        if not _LIMIT.fullmatch(limit):
+            raise InvalidInputError(f"settings in {path}: limits: {limit!r} is not NAME=NUMBER")
+    for name, least in _LEAST.items():
+        value = getattr(config, name)
+        if not least <= value < math.inf:
+            raise InvalidInputError(f"settings in {path}: {name} must be at least {least:g}")
     return config

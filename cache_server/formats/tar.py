@@ -169,7 +169,8 @@ def _read_extension(
     size = parse_number(header[124:136], "size")
     if not 0 <= size <= limits.extension_bytes:
         raise InvalidInputError(
-            f"tar: extended header of {size} bytes ({limits.extension_bytes} at most)"
+            f"tar: extended header of {size} bytes"
+            f" (limit extension_bytes: {limits.extension_bytes})"
         )
     view = source.take(size + -size % BLOCK_SIZE)
     if view is None:
@@ -209,6 +210,7 @@ def _member(
         entry.size = sparse.size
         if entry.size > limits.layer_bytes:
             raise InvalidInputError(
-                f"tar: entry {show(raw)}: {entry.size} bytes ({limits.layer_bytes} at most)"
+                f"tar: entry {show(raw)}: {entry.size} bytes"
+                f" (limit layer_bytes: {limits.layer_bytes})"
             )
     return entry, size, sparse

@@ -93,8 +93,12 @@ def _checked_path(raw: bytes, limits: IngestLimits) -> bytes:
     if len(path) <= limits.path_bytes and path.count(b"/") <= limits.path_depth:
         return path
     if len(path) > limits.path_bytes:
-        raise InvalidInputError(f"path of {len(path)} bytes ({limits.path_bytes} at most)")
-    raise InvalidInputError(f"path below more than {limits.path_depth} directories")
+        raise InvalidInputError(
+            f"path of {len(path)} bytes (limit path_bytes: {limits.path_bytes})"
+        )
+    raise InvalidInputError(
+        f"path below more directories than limit path_depth: {limits.path_depth}"
+    )
 
 
 def _stored_size(header: bytes, extensions: Extensions, *, is_regular: bool) -> int:

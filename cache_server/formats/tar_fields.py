@@ -80,7 +80,7 @@ class Extensions:
             if kept is not None:
                 found[name] = kept
         if total > limit_bytes:
-            raise InvalidInputError(f"xattrs of {total} bytes ({limit_bytes} at most)")
+            raise InvalidInputError(f"xattrs of {total} bytes (limit xattr_bytes: {limit_bytes})")
         return found
 
 

@@ -130,7 +130,7 @@ class _Walk:
     neither own nor a directory is not there: a directory will take its place.
     """
 
-    __slots__ = ("_budget", "_entry", "_missing", "_own", "_root", "chain")
+    __slots__ = ("_budget", "_entry", "_missing", "_own", "_root", "chain", "is_lasting")
 
     def __init__(
         self, root: Inode, entry: LayerEntry, own: set[int] | None, budget: MergeBudget
@@ -142,6 +142,8 @@ class _Walk:
         self._missing: list[bytes] = []
         self.chain = [root]
         """The directories from the root to the place reached."""
+        self.is_lasting = True
+        """Whether only what replaces a directory or a link can lead the path elsewhere."""
 
     def directory(self, parts: list[bytes]) -> Inode:
         """The directory at ``parts``; what is missing on the way is made (0755, root, time 0).
@@ -150,7 +152,7 @@ class _Walk:
         """
         self._follow(parts)
         if len(self.chain) + len(self._missing) - 1 > self._budget.max_depth:
-            raise self._invalid(f"lies deeper than {self._budget.max_depth} directories")
+            raise self._invalid(f"lies deeper than limit path_depth: {self._budget.max_depth}")
         self._budget.names -= len(self._missing)
         for name in self._missing:
             made = _children(self.chain[-1])[name] = _new_directory()
@@ -205,6 +207,7 @@ class _Walk:
     def _ascend(self) -> None:
         if self._missing:
             self._missing.pop()
+            self.is_lasting = False  # what is put there later may be a link
         elif len(self.chain) > 1:
             self.chain.pop()
 
@@ -232,7 +235,9 @@ class _Unpacker:
         for entry in entries:
             budget.names -= 1
             if budget.names < 0:
-                raise InvalidInputError(f"layer entry {entry.path!r}: the image has too many")
+                raise InvalidInputError(
+                    f"layer entry {entry.path!r}: the image has more than limit image_entries"
+                )
             if entry.kind == _NODE:
                 self._put_node(entry)
             elif entry.kind == _HARD_LINK:
@@ -312,7 +317,9 @@ class _Unpacker:
         children = self._parents.get(path)
         if children is None:
             walk = _Walk(self._root, entry, self._own, self._budget)
-            children = self._parents[path] = _children(walk.directory(path.split(b"/")))
+            children = _children(walk.directory(path.split(b"/")))
+            if walk.is_lasting:
+                self._parents[path] = children
         return children
 
     def _put(self, siblings: dict[bytes, Inode], name: bytes, inode: Inode) -> None:

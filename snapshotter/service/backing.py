@@ -192,4 +192,6 @@ def _cache_server_program(paths: Paths, config: Config) -> Program:
         arguments += ["--token-file", str(paths.run / "token")]
     for registry in config.insecure_registries:
         arguments += ["--insecure-registry", registry]
+    for limit in config.limits:
+        arguments += ["--limit", limit]
     return Program("cache-server", arguments, paths.log("cache-server"), lambda: peer_pid(path))

@@ -39,7 +39,7 @@ class PartialFile:
     ) -> None:
         self.name = name
         self.digests = digests
-        self.read_ahead = ReadAhead(name.size)
+        self.read_ahead = ReadAhead(name.size, partials.fetch_ahead_bytes)
         self._present = present
         self._partials = partials
 
@@ -82,9 +82,15 @@ class PartialFile:
 
 
 class Partials:
-    """The directory of partial files, with a bounded number of them open."""
+    """The directory of partial files, with a bounded number of them open.
 
-    def __init__(self, paths: Paths, *, descriptors: Descriptors) -> None:
+    ``fetch_ahead_bytes``: how far ahead of a reader's run they are to be filled, at most.
+    """
+
+    def __init__(
+        self, paths: Paths, *, descriptors: Descriptors, fetch_ahead_bytes: int = 0
+    ) -> None:
+        self.fetch_ahead_bytes = fetch_ahead_bytes
         self._directory_fd = open_directory(paths.partial)
         self._descriptors = descriptors
 

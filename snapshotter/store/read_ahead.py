@@ -11,32 +11,34 @@ from snapshotter.names import CHUNK_SIZE
 
 _SLACK_BYTES = 4 * CHUNK_SIZE
 """The kernel's requests of a window may come in any order."""
-_LEAST_BYTES = 2 * CHUNK_SIZE
+LEAST_BYTES = 2 * CHUNK_SIZE
 """Of a run, before anything is fetched ahead: the kernel asks for half a MiB on its own account."""
-MOST_BYTES = 16 * CHUNK_SIZE
-"""Ahead of the reader; so much may be fetched in vain, of a file that was read for as long."""
 
 
 class ReadAhead:
-    """The latest run of reads of one file, ``size`` bytes long."""
+    """The latest run of reads of one file, ``size`` bytes long.
 
-    __slots__ = ("_asked", "_end", "_size", "_start")
+    At most ``most_bytes`` are fetched ahead of the reader; with fewer than 2 MiB, none.
+    """
 
-    def __init__(self, size: int) -> None:
+    __slots__ = ("_asked", "_end", "_most_bytes", "_size", "_start")
+
+    def __init__(self, size: int, most_bytes: int) -> None:
         self._size = size
+        self._most_bytes = most_bytes
         self._start = self._end = self._asked = 0
 
     def note(self, offset: int, length: int) -> tuple[int, int] | None:
         """A read; the range (offset and length) to be fetched on its account, if any.
 
-        As much as was read so far, up to 16 MiB ahead, in steps of at least half of it.
+        As much as was read so far, within ``most_bytes``, in steps of at least half of it.
         """
         if not self._start <= offset <= self._end + _SLACK_BYTES:
             self._start = self._end = self._asked = offset
         self._end = max(self._end, min(offset + length, self._size))
-        window = min(self._end - self._start, MOST_BYTES)
+        window = min(self._end - self._start, self._most_bytes)
         begin, end = max(self._asked, self._end), min(self._end + window, self._size)
-        if window < _LEAST_BYTES or begin >= end:
+        if window < LEAST_BYTES or begin >= end:
             return None
         if end - begin < window // 2 and end < self._size:
             return None

@@ -38,6 +38,7 @@ from snapshotter.store.filling import Filling
 from snapshotter.store.flight import Flight, Flights
 from snapshotter.store.objects import Objects, disk_errors
 from snapshotter.store.partial import Partials
+from snapshotter.store.read_ahead import LEAST_BYTES
 from snapshotter.store.reclaim import Reclaimer
 from snapshotter.store.removal import Evicted, Removal
 from snapshotter.store.space import Space
@@ -70,7 +71,11 @@ class Store:
         with disk_errors(f"open the store at {paths.root}"):
             self._arrivals = Arrivals(counters=counters)
             self._objects = Objects(paths, on_arrival=self._arrivals.note)
-            self._partials = Partials(paths, descriptors=self._descriptors)
+            self._partials = Partials(
+                paths,
+                descriptors=self._descriptors,
+                fetch_ahead_bytes=config.fetch_ahead_bytes,
+            )
             if self._arrivals.recover(paths, self._objects):
                 self._partials.drop_all()
                 self._arrivals.note_boot(paths)
@@ -229,7 +234,8 @@ class Store:
         try:
             with self._making_room(0, name):
                 await self._filling.prepare(name)
-            self._fetch_ahead(name, 0, CHUNK_SIZE)  # where most who open a file begin to read
+            if self._config.fetch_ahead_bytes >= LEAST_BYTES:
+                self._fetch_ahead(name, 0, CHUNK_SIZE)  # where most who open it begin to read
         except DiskFullError:
             await self._unkept.prepare(name)
 

@@ -68,3 +68,14 @@ def test_archives_are_pulled_and_mounted(tmp_path: Path, new_product: NewProduct
         view = product.mount(reference, f"view{number}", "--read-only")
         assert (view / "a").read_bytes() == b"from a tar"
         product.do("umount", view)
+
+
+def test_limits_of_the_settings_bind_the_daemons_own_cache_server(
+    tmp_path: Path, new_product: NewProduct
+) -> None:
+    image = Image([Layer([file("a", b"1"), file("b", b"2")])])
+    layout = write_layout(tmp_path / "oci", {"v1": image})
+    refused = new_product({"limits": ["layer_entries=1"]}).cli("pull", f"oci:{layout}:v1")
+    assert (refused.returncode, "layer_entries" in refused.stderr) == (2, True), refused.stderr
+    unknown = new_product({"limits": ["layers=1"]}).cli("pull", f"oci:{layout}:v1")
+    assert (unknown.returncode, "layer_entries" in unknown.stderr) == (5, True), unknown.stderr

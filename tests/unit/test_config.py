@@ -24,7 +24,9 @@ def test_a_file_changes_what_it_names(tmp_path):
     ["large_file_byte = 1", "large_file_bytes = 'x'", "large_file_bytes = 1000", "= 3",
      "insecure_registries = ['http://a.io']", "insecure_registries = 'a.io'",
      "lookup_deadline_s = 0", "keeper_patience_s = -1.0", "min_free_bytes = -1",
-     'cache_server = "yes"'],
+     'cache_server = "yes"', "settle_s = nan", "keeper_patience_s = inf", "companions_bytes = -1",
+     "fetch_ahead_bytes = -1", "read_ahead_kb = -1",
+     "limits = ['layer_bytes']", "limits = ['layer_bytes=1X']", "x = " + "[" * 5000 + "]" * 5000],
 )  # fmt: skip
 def test_a_bad_setting_is_refused_with_the_files_name(tmp_path, text):
     file = tmp_path / "config.toml"

@@ -234,7 +234,7 @@ def test_what_exceeds_a_limit_is_refused(
     library: Library, tmp_path: Path, limits: IngestLimits, tar: bytes
 ) -> None:
     blob = gzip.compress(tar)
-    with pytest.raises(InvalidInputError, match=r"at most|more than"):
+    with pytest.raises(InvalidInputError, match="limit"):
         ingest_layer(
             library, [blob], descriptor=describe(blob), diff_id=digest_of(tar), limits=limits
         )

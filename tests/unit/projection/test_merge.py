@@ -297,6 +297,16 @@ def test_layers_do_not_share_inodes_between_trees() -> None:
     assert describe(second) == before
 
 
+def test_a_link_put_where_a_path_led_through_nothing_counts_for_the_next_entry() -> None:
+    layer = [
+        symlink(b"a", b"b/b/.."),
+        link(b"a/b", b"a"),
+        node(b"a/d"),
+    ]
+    with pytest.raises(InvalidInputError, match="too many symbolic links"):
+        merge_layers([layer])
+
+
 def test_depth_is_not_limited_by_recursion() -> None:
     path = b"/".join([b"d"] * 5000)
     merged = merge_layers([[node(path)], [whiteout(path)]], MergeBudget(max_depth=5000))

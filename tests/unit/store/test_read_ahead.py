@@ -4,13 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshotter.names import CHUNK_SIZE
-from snapshotter.store.read_ahead import MOST_BYTES, ReadAhead
+from snapshotter.store.read_ahead import LEAST_BYTES, ReadAhead
 
 SIZE = 64 * CHUNK_SIZE + 5
+MOST_BYTES = 16 * CHUNK_SIZE
 
 
-def ranges(reads: list[tuple[int, int]], size: int = SIZE) -> list[tuple[int, int]]:
-    run = ReadAhead(size)
+def ranges(
+    reads: list[tuple[int, int]], size: int = SIZE, most_bytes: int = MOST_BYTES
+) -> list[tuple[int, int]]:
+    run = ReadAhead(size, most_bytes)
     noted = (run.note(offset, length) for offset, length in reads)
     return [found for found in noted if found is not None]
 
@@ -40,6 +43,13 @@ def test_nothing_is_fetched_ahead_of_a_reader_that_jumps_or_reads_little() -> No
     assert ranges([(at * 7 * CHUNK_SIZE % SIZE, CHUNK_SIZE) for at in range(50)]) == []
     assert ranges(sequence(4096, size=CHUNK_SIZE)) == []
     assert ranges(list(reversed(sequence(CHUNK_SIZE)))) == []
+
+
+def test_no_more_is_fetched_ahead_than_was_set() -> None:
+    assert ranges(sequence(CHUNK_SIZE), most_bytes=LEAST_BYTES - 1) == []
+    few = ranges(sequence(CHUNK_SIZE), most_bytes=LEAST_BYTES)
+    assert max(length for _, length in few) == LEAST_BYTES
+    assert sum(length for _, length in few) == SIZE - LEAST_BYTES
 
 
 def test_a_run_begins_anywhere() -> None:

@@ -308,6 +308,24 @@ async def test_a_sequential_reader_finds_what_it_did_not_ask_for(
 
 
 @trio_test
+async def test_nothing_is_fetched_ahead_where_it_is_set_to_nothing(
+    socket_path: Path, open_store: OpenStore
+) -> None:
+    async with (
+        fake_cache_server(socket_path) as server,
+        open_store(fetch_ahead_bytes=0, large_file_bytes=CHUNK_SIZE) as store,
+    ):
+        name = server.add(content(8 * CHUNK_SIZE))
+        await store.prepare_partial(name)
+        for offset in range(CHUNK_SIZE, 5 * CHUNK_SIZE, CHUNK_SIZE):
+            assert store.read_ready(name, offset, CHUNK_SIZE) is None
+            await store.ensure(name, offset, CHUNK_SIZE)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        fetched = [chunk in server.fetched for chunk in server.chunks]
+        assert fetched.count(True) == 4
+
+
+@trio_test
 async def test_a_partial_file_is_taken_up_by_the_next_process(
     socket_path: Path, open_store: OpenStore
 ) -> None:
