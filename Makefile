@@ -45,9 +45,11 @@ $(VENV)/dev: $(VENV)/runtime requirements-dev.lock
 lock: $(VENV)/dev
 	$(BIN)/pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-header \
-	    --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
-	$(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-header --extra dev \
-	    --no-emit-index-url --no-emit-find-links -o requirements-dev.lock pyproject.toml
+	    --no-emit-index-url --no-emit-find-links --extra containerd \
+	    -o requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-header \
+	    --no-emit-index-url --no-emit-find-links --extra containerd --extra dev \
+	    -o requirements-dev.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -33,6 +33,14 @@ class NotFoundError(SnapshotterError):
     exit_code = 3
 
 
+class ExistsError(SnapshotterError):
+    """A thing of that name is there already; nothing was changed."""
+
+    code = "already_exists"
+    errno = errno.EEXIST
+    exit_code = 1
+
+
 class AccessDeniedError(SnapshotterError):
     """The other side knows who asks and refuses, or wants credentials that were not given."""
 

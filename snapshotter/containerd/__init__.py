@@ -1,0 +1,1 @@
+"""The snapshotter as containerd's: its Snapshots service, and what is asked of containerd."""
