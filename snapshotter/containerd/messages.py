@@ -12,7 +12,7 @@ table; ``*`` behind it means repeated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -204,9 +204,10 @@ def _build() -> dict[str, MessageType]:
             _add_field(message, *field.split(" "))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
+    kinds = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _MESSAGES
+        name: cast("MessageType", message_factory.GetMessageClass(kind))
+        for name, kind in kinds.items()
     }
 
 
