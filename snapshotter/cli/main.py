@@ -12,6 +12,7 @@ import typer
 
 from snapshotter import __version__
 from snapshotter.cli import cache, host, images, mounts
+from snapshotter.cli import rpull as rpull_module
 from snapshotter.cli import run as run_module
 from snapshotter.cli.session import Command, Session
 from snapshotter.errors import InvalidInputError, SnapshotterError
@@ -37,6 +38,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 app.command(cls=Command)(images.pull)
+app.command(cls=Command)(rpull_module.rpull)
 app.command(cls=Command)(mounts.mount)
 app.command(cls=Command)(mounts.umount)
 app.command(cls=run_module.RunCommand)(run_module.run)

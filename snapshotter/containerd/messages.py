@@ -11,6 +11,7 @@ table; ``*`` behind it means repeated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -194,17 +195,18 @@ class MessageType(Protocol):
         """A message from its wire form; protobuf's DecodeError if it is not one."""
 
 
-def _build() -> dict[str, MessageType]:
+def build(table: Mapping[str, str]) -> dict[str, MessageType]:
+    """The class of each message of a table that is written as this module's is."""
     file = descriptor_pb2.FileDescriptorProto(
         name="snapshotter/containerd.proto", package=_PACKAGE, syntax="proto3"
     )
-    for name, row in _MESSAGES.items():
+    for name, row in table.items():
         message = file.message_type.add(name=name)
         for field in filter(None, row.split(", ")):
             _add_field(message, *field.split(" "))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    kinds = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
+    kinds = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in table}
     return {
         name: cast("MessageType", message_factory.GetMessageClass(kind))
         for name, kind in kinds.items()
@@ -240,7 +242,7 @@ def _add_field(
         field.label = kinds.LABEL_REPEATED
 
 
-MESSAGES: dict[str, MessageType] = _build()
+MESSAGES: dict[str, MessageType] = build(_MESSAGES)
 """The class of each message of the table, by name."""
 
 
