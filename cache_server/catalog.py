@@ -27,6 +27,7 @@ from cache_server.records import (
     StoredImage,
 )
 from snapshotter.cache_v1.protocol import Prepared
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import CorruptError, SnapshotterError, UnsupportedError
 from snapshotter.names import ContentName
 
@@ -361,7 +362,7 @@ class Catalog:
         ).fetchall()
         try:
             decoded = msgspec.msgpack.decode(prepared, type=Prepared)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise CorruptError(f"catalog {self._path}: image {handle}: {error}") from error
         return StoredImage(
             prepared=decoded, references=[row[0] for row in references], saved_at_s=saved_at_s

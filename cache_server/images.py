@@ -10,11 +10,12 @@ from cache_server.sources.manifest import ResolvedImage, RunConfig
 from snapshotter.cache_v1.protocol import Layer, MetadataImage, Prepared, Totals
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import UnsupportedError
+from snapshotter.framing import MAX_FRAME_BYTES
 from snapshotter.names import ContentName
 from snapshotter.projection.image_writer import METADATA_GENERATION
 
-MAX_CONFIG_BYTES = 512 << 10
-"""The largest config that fits an answer's frame besides what is taken out of it."""
+_MAX_ANSWER_BYTES = MAX_FRAME_BYTES - 4096
+"""What an answer may take as JSON before it names a metadata image."""
 
 MAX_DOCUMENTS_BYTES = 192 << 10
 """The most bytes of manifest and indexes that are kept, so that they fit an answer's frame too."""
@@ -32,11 +33,21 @@ def unmerged(image: ResolvedImage, architecture: str) -> Prepared:
 
     Raises UnsupportedError for a config that does not fit an answer.
     """
-    if len(image.config) > MAX_CONFIG_BYTES:
+    prepared = _unmerged(image, architecture)
+    answer_bytes = len(msgspec.json.encode(prepared))
+    if answer_bytes > _MAX_ANSWER_BYTES and prepared.documents is not None:
+        prepared = msgspec.structs.replace(prepared, documents=None)
+        answer_bytes = len(msgspec.json.encode(prepared))
+    if answer_bytes > _MAX_ANSWER_BYTES:
         raise UnsupportedError(
-            f"image {image.digest}: its config has {len(image.config)} bytes"
-            f" ({MAX_CONFIG_BYTES} at most)"
+            f"image {image.digest}: its config of {len(image.config)} bytes, with its environment"
+            f" and {len(image.layers)} layers, takes {answer_bytes} bytes of an answer"
+            f" ({_MAX_ANSWER_BYTES} at most)"
         )
+    return prepared
+
+
+def _unmerged(image: ResolvedImage, architecture: str) -> Prepared:
     run = image.parsed_config.config or RunConfig()
     diff_ids = [layer.diff_id for layer in image.layers]
     return Prepared(

@@ -31,6 +31,7 @@ from cache_server.records import (
     StoredImage,
 )
 from snapshotter.cache_v1.protocol import Collected
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import BusyError, CorruptError, InvalidInputError, NotFoundError
 from snapshotter.names import CHUNK_SIZE, ContentName
@@ -111,7 +112,7 @@ class Library:
             packed = zstandard.ZstdDecompressor().decompressobj().decompress(listing)
             count = record.entries.to_bytes(4, "big")
             return _listing_decoder.decode(b"".join((_ARRAY32, count, packed)))
-        except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+        except (zstandard.ZstdError, *DECODE_ERRORS) as error:
             raise CorruptError(f"layer {diff_id}: its list of entries: {error}") from error
 
     def diff_id_of_blob(self, blob_digest: str) -> str | None:

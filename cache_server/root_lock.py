@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import BusyError
 
 
@@ -57,5 +58,5 @@ class RootLock:
         """What the holder wrote; None in the instant before it has."""
         try:
             return msgspec.json.decode(os.pread(self._descriptor, 4096, 0), type=Holder)
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             return None

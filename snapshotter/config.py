@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError
 
 MIB = 1 << 20
@@ -70,7 +71,7 @@ def load_config(path: Path | None) -> Config:
         return Config()
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=Config)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (*DECODE_ERRORS, ValueError) as error:
         raise InvalidInputError(f"settings in {path}: {error}") from error
     for registry in config.insecure_registries:
         if not _HOST.fullmatch(registry):

@@ -18,6 +18,7 @@ import msgspec
 from cache_server.sources.credentials import Credentials, Keyring
 from cache_server.sources.reference import RegistryReference
 from cache_server.sources.retrying import TryAgain, retry_after_s
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import AccessDeniedError, UnavailableError
 
 _MAX_TOKEN_BYTES = 1 << 20
@@ -136,7 +137,7 @@ class Authorization:
     def _parsed(self, body: bytes, what: str) -> str:
         try:
             answer = msgspec.json.decode(body, type=_Token)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DECODE_ERRORS:
             answer = _Token()  # without the cause, which may quote a token
         token = answer.token or answer.access_token
         if not token or not token.isascii() or not token.isprintable():

@@ -14,6 +14,7 @@ import signal
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import AccessDeniedError, InvalidInputError, UnavailableError
 
 HELPER_TIMEOUT_S = 30.0
@@ -75,7 +76,7 @@ async def ask_helper(
 def _parsed(output: bytes, what: str) -> tuple[str, str] | None:
     try:
         answer = msgspec.json.decode(output, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         # without the cause, which may quote a secret
         raise AccessDeniedError(f"{what}: its answer is not what a helper's get is") from None
     return (answer.username, answer.secret) if answer.secret else None

@@ -19,6 +19,7 @@ import msgspec
 from cache_server.sources.credential_helper import ask_helper
 from cache_server.sources.reference import DEFAULT_REGISTRY, RegistryReference
 from snapshotter.authfiles import usual_authfiles
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, NotFoundError
 
 _DOCKER_HUB_SERVER = "https://index.docker.io/v1/"
@@ -159,6 +160,6 @@ def _read(path: str) -> _AuthFile | None:
         return None
     except OSError as error:
         raise InvalidInputError(f"authfile {path}: cannot read it: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         # without the cause, which quotes what it read
         raise InvalidInputError(f"authfile {path}: not an authfile's JSON") from None

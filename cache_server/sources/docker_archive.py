@@ -26,6 +26,7 @@ from cache_server.sources.manifest import (
 )
 from cache_server.sources.reference import RegistryReference, parse_reference
 from cache_server.sources.source import Source
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import InvalidInputError, NotFoundError, UnsupportedError
 
@@ -93,7 +94,7 @@ class DockerArchiveSource(Source):
                 f"{error}; archives from before Docker 1.10 are not read, and a tar of an OCI"
                 " layout is named oci-archive:FILE"
             ) from error
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise InvalidInputError(f"{self.name}: manifest.json: {error}") from error
 
     def _chosen(self, listed: list[_Saved]) -> _Saved:

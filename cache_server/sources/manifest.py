@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from cache_server.library import BlobDescriptor
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.digest import format_digest, parse_digest, sha256
 from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError, UnsupportedError
 from snapshotter.names import MAX_CONTENT_SIZE
@@ -212,5 +213,5 @@ def resolved(manifest: bytes, config: bytes, architecture: str, what: str) -> Re
 def _decode(data: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"{what}: {error}") from error

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, SnapshotterError, from_code
 from snapshotter.names import CHUNK_SIZE, MAX_CONTENT_SIZE, MAX_PATH_BYTES
 
@@ -280,7 +281,7 @@ def decode_envelope(payload: bytes) -> Envelope:
     try:
         str(payload, "utf-8")  # what stays raw is not looked into by the decoder
         return _envelope_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"request frame: {error}") from error
 
 
@@ -288,7 +289,7 @@ def decode_request(raw: bytes | msgspec.Raw) -> Request:
     """The inner part of a request frame; InvalidInputError names the bad op or field."""
     try:
         return _request_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"request: {error}") from error
 
 
@@ -301,7 +302,7 @@ def decode_response(payload: bytes) -> Response:
     """A response from its frame; InvalidInputError if it is none."""
     try:
         return _response_decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"response frame: {error}") from error
 
 

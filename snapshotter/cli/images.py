@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -10,6 +11,7 @@ import typer
 from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli import output
 from snapshotter.cli.session import Command, Group, session_of
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.service import control
 from snapshotter.service.requesting import architecture_of, image_here
 from snapshotter.store.images import ImageRecord
@@ -168,7 +170,9 @@ def _document(record: ImageRecord) -> dict[str, object]:
     document: dict[str, object] = msgspec.to_builtins(record)
     config = record.prepared.config
     prepared = msgspec.to_builtins(record.prepared)
-    prepared["config"] = None if config is None else msgspec.json.decode(config)
+    if config is not None:
+        with suppress(*DECODE_ERRORS):  # shown as it is, then
+            prepared["config"] = msgspec.json.decode(config)
     return {**document, "prepared": prepared}
 
 

@@ -187,7 +187,7 @@ class Keeper:
 def _operation(packet: bytes) -> object:
     try:
         request = json.loads(packet)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"keeper: not JSON: {packet[:100]!r}") from error
     return request.get("op") if isinstance(request, dict) else None
 

@@ -1,8 +1,9 @@
 """Messages of the daemon's control socket: frames of JSON, with descriptors beside some answers.
 
 A request is one frame. The daemon answers with any number of ``progress`` and then exactly one
-other response. ``mounted`` comes with one descriptor (SCM_RIGHTS): a detached mount, which the
-asker places in its own mount namespace with move_mount(2).
+other response; one that is longer than a frame may be comes as the body of ``long``. ``mounted``
+comes with one descriptor (SCM_RIGHTS): a detached mount, which the asker places in its own mount
+namespace with move_mount(2).
 """
 
 from __future__ import annotations
@@ -262,6 +263,12 @@ class HostFacts(_Response, tag="facts"):
     facts: list[Fact]
 
 
+class Long(_Response, tag="long"):
+    """The response is the body that follows, ``length_bytes`` of JSON: it fits no frame."""
+
+    length_bytes: int
+
+
 class Done(_Response, tag="done"):
     """It is done; there is nothing to say."""
 
@@ -285,6 +292,7 @@ Response = (
     | Evicted
     | Discarded
     | HostFacts
+    | Long
     | Done
     | Failed
 )

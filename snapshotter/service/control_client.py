@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, UnavailableError, from_code
 from snapshotter.framing import FrameDecoder, encode_frame
 from snapshotter.service import control
@@ -87,7 +88,7 @@ class ControlClient:
             while isinstance(response := self._receive(), control.Progress):
                 if on_progress is not None:
                     on_progress(response)
-        except (OSError, EOFError, msgspec.MsgspecError, InvalidInputError) as error:
+        except (OSError, EOFError, InvalidInputError) as error:
             raise UnavailableError(f"{what}: {error} (socket {self._path})") from error
         if isinstance(response, control.Failed):
             raise from_code(response.code, response.message)
@@ -111,7 +112,15 @@ class ControlClient:
         return mounted, self._descriptors.pop(0)
 
     def _receive(self) -> control.Response:
-        while (payload := self._frames.next_frame()) is None:
+        response = _decode(self._await(self._frames.next_frame))
+        if isinstance(response, control.Long):
+            length = response.length_bytes
+            response = _decode(self._await(lambda: self._frames.next_body(length)))
+        return response
+
+    def _await(self, cut: Callable[[], bytes | None]) -> bytes:
+        """What ``cut`` takes from the stream, once enough of it has come."""
+        while (payload := cut()) is None:
             data, descriptors, _flags, _address = socket.recv_fds(
                 self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS
             )
@@ -121,4 +130,11 @@ class ControlClient:
             if not data:
                 raise EOFError("the daemon closed the connection; its log says why")
             self._frames.feed(data)
+        return payload
+
+
+def _decode(payload: bytes) -> control.Response:
+    try:
         return _decoder.decode(payload)
+    except DECODE_ERRORS as error:
+        raise InvalidInputError(f"its answer is none: {error}") from error

@@ -14,7 +14,9 @@ import msgspec
 import structlog
 import trio
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, SnapshotterError
+from snapshotter.framing import MAX_FRAME_BYTES
 from snapshotter.service import control
 from snapshotter.service.frame_stream import FrameStream, listen
 
@@ -31,7 +33,12 @@ class Reply:
 
     async def send(self, response: control.Response, *, descriptor: int | None = None) -> None:
         """Sends one response, with a descriptor beside it where the message comes with one."""
-        await self._stream.send(_encoder.encode(response), descriptor=descriptor)
+        payload = _encoder.encode(response)
+        if len(payload) <= MAX_FRAME_BYTES:
+            await self._stream.send(payload, descriptor=descriptor)
+            return
+        announced = _encoder.encode(control.Long(length_bytes=len(payload)))
+        await self._stream.send(announced, descriptor=descriptor, body=payload)
 
 
 Handler = Callable[[control.Request, Reply], Awaitable[None]]
@@ -98,5 +105,5 @@ async def _answer(payload: bytes, reply: Reply, handler: Handler) -> None:
 def _decode(payload: bytes) -> control.Request:
     try:
         return _decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"control request: {error}") from error

@@ -42,20 +42,23 @@ class FrameStream:
             self._decoder.feed(data)
         return payload
 
-    async def send(self, payload: bytes, *, descriptor: int | None = None) -> None:
-        """Sends one frame; the descriptor stays the caller's too.
+    async def send(
+        self, payload: bytes, *, descriptor: int | None = None, body: bytes = b""
+    ) -> None:
+        """Sends one frame, and ``body`` after it; the descriptor stays the caller's too.
 
         Raises trio.BrokenResourceError when the other side is gone.
         """
-        data = memoryview(encode_frame(payload))
         ancillary: list[tuple[int, int, bytes]] = []
         if descriptor is not None:
             rights = array.array("i", [descriptor]).tobytes()
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
         try:
-            sent = await self._socket.sendmsg([data], ancillary)
-            while sent < len(data):
-                sent += await self._socket.send(data[sent:])
+            for part in (encode_frame(payload), body):
+                data, sent = memoryview(part), 0
+                while sent < len(data):
+                    sent += await self._socket.sendmsg([data[sent:]], ancillary)
+                    ancillary = []
         except OSError as error:
             raise trio.BrokenResourceError(f"send: {error.strerror}") from error
 

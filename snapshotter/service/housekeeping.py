@@ -12,6 +12,7 @@ from snapshotter.service.mounting import Mounting
 from snapshotter.store.images import ImageRecord
 
 _log = structlog.get_logger()
+_MOUNTS_TOLD = 5
 
 Removing = control.RemoveImage | control.Evict | control.Discard | control.Refresh
 
@@ -71,6 +72,8 @@ def _check_unused(image: str, record: ImageRecord, mounts: list[control.MountRec
             f"{mount.id} at {mount.target}"
             if mount.target
             else f"{mount.id} of process {mount.owner_pid}"
-            for mount in users
+            for mount in users[:_MOUNTS_TOLD]
         )
+        if len(users) > _MOUNTS_TOLD:
+            where += f" and {len(users) - _MOUNTS_TOLD} more; see snapshotter ps"
         raise BusyError(f"remove image {image}: it is mounted ({where}); unmount that first")

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import BusyError, NotFoundError
 from snapshotter.service import uppers
 from snapshotter.service.control import MountRecord
@@ -190,6 +191,6 @@ class MountTable:
 def _read(path: Path) -> StoredMount | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=StoredMount)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         _log.warning("mount record unreadable; it is removed", path=str(path), error=str(error))
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from snapshotter.cache_v1.protocol import Prepared
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import CorruptError, InvalidInputError, NotFoundError
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -202,7 +203,7 @@ def _run_config(prepared: Prepared) -> _RunConfig:
         return _RunConfig()
     try:
         return msgspec.json.decode(prepared.config, type=_ImageConfig).config or _RunConfig()
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise CorruptError(f"config of image {prepared.image_handle}: {error}") from error
 
 

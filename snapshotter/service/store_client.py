@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, UnavailableError, from_code
 from snapshotter.names import ContentName
 from snapshotter.service import store_control
@@ -88,5 +89,5 @@ async def _events(stream: FrameStream) -> AsyncIterator[store_control.Resolvable
 def _decode(payload: bytes) -> store_control.Response:
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise InvalidInputError(f"answer of the store: {error}") from error

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 import trio
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, SnapshotterError
 from snapshotter.framing import FrameDecoder, encode_frame
 from snapshotter.kernel_view.gate import ContentStore
@@ -155,7 +156,7 @@ class StoreServer:
                 return
             try:
                 request = _requests.decode(frame)
-            except msgspec.MsgspecError as error:
+            except DECODE_ERRORS as error:
                 failure = InvalidInputError(f"store: not a request: {error}")
                 await _send(stream, _failed(failure))
                 continue

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.kernel_view import syscalls
 
@@ -128,7 +129,7 @@ def _load(directory: Path) -> UpperRecord | None:
         return None
     except NotADirectoryError as error:
         raise InvalidInputError(f"upper {directory}: not a directory") from error
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise CorruptError(f"{path}: {error}; the upper's image is not known any more") from error
 
 

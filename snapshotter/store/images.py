@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from snapshotter.cache_v1.protocol import Prepared
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import CorruptError
 
 _LAST_NUMBER = "last-number"
@@ -89,7 +90,7 @@ def load(directory: Path, number: int) -> ImageRecord | None:
         return None
     try:
         return msgspec.json.decode(raw, type=ImageRecord)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise CorruptError(f"image record {path}: {error}; remove it and pull again") from error
 
 

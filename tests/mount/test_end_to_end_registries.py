@@ -79,3 +79,17 @@ def test_limits_of_the_settings_bind_the_daemons_own_cache_server(
     assert (refused.returncode, "layer_entries" in refused.stderr) == (2, True), refused.stderr
     unknown = new_product({"limits": ["layers=1"]}).cli("pull", f"oci:{layout}:v1")
     assert (unknown.returncode, "layer_entries" in unknown.stderr) == (5, True), unknown.stderr
+
+
+def test_images_with_large_configs_are_pulled_listed_and_mounted(
+    tmp_path: Path, new_product: NewProduct
+) -> None:
+    image = Image([Layer([file("a", b"x")])], labels={"long": "x" * 900_000})
+    other = Image([Layer([file("a", b"y")])], labels={"long": "y" * 900_000})
+    layout = write_layout(tmp_path / "oci", {"v1": image, "v2": other})
+    product = new_product()
+    for tag in ("v1", "v2"):
+        product.ask("pull", f"oci:{layout}:{tag}")
+    listed = product.ask("images")
+    assert [each["prepared"]["digest"] for each in listed] == [image.digest, other.digest]
+    assert (product.mount(f"oci:{layout}:v2", "v2") / "a").read_bytes() == b"y"

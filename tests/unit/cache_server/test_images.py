@@ -47,9 +47,23 @@ def test_image_without_config_section_runs_nothing() -> None:
 
 
 def test_config_that_does_not_fit_is_refused() -> None:
-    image = Image(LAYERS, labels={"long": "x" * (512 << 10)})
-    with pytest.raises(UnsupportedError, match="524288 at most"):
-        unmerged(resolve(image), "amd64")
+    fitting = Image(LAYERS, labels={"long": "x" * (1000 << 10)})
+    assert unmerged(resolve(fitting), "amd64").config == fitting.config.decode()
+    for image in (
+        Image(LAYERS, labels={"long": "x" * (1 << 20)}),
+        Image(LAYERS, labels={"quotes": '"' * (400 << 10)}),
+        Image(LAYERS, env=[f"A{number}={'x' * 1000}" for number in range(600)]),
+    ):
+        with pytest.raises(UnsupportedError, match="1044480 at most"):
+            unmerged(resolve(image), "amd64")
+
+
+def test_documents_give_way_to_a_large_config() -> None:
+    image = msgspec.structs.replace(
+        resolve(Image(LAYERS, labels={"long": "x" * (900 << 10)})), indexes=[b"x" * (150 << 10)]
+    )
+    answer = unmerged(image, "amd64")
+    assert (answer.documents, len(answer.config or "")) == (None, len(image.config))
 
 
 def test_documents_end_with_the_manifest_and_have_a_limit() -> None:

@@ -182,7 +182,7 @@ def test_a_failing_negotiation_is_refused_and_the_descriptor_closed(
 
 
 @pytest.mark.parametrize(
-    "packet", [b"{", b"[]", b'{"op": "dance"}', b'{"op": "register"}', b"\xff"]
+    "packet", [b"{", b"[]", b'{"op": "dance"}', b'{"op": "register"}', b"\xff", b"[" * 4096]
 )
 def test_other_packets_are_refused_and_the_keeper_goes_on(rig: Rig, packet: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.errors import BusyError, UnavailableError
+from snapshotter.framing import encode_frame
 from snapshotter.service import control
 from snapshotter.service.control_client import ControlClient
 from tests.support.fake_daemon import FakeDaemon, make_image, make_record
@@ -82,7 +83,21 @@ def test_nobody_there_says_how_to_start_it(tmp_path: Path) -> None:
         ControlClient(tmp_path / "none.sock")
 
 
-@pytest.mark.parametrize("answer", [b"", b"\0\0", b"\0\0\0\0", b"\0\0\0\2{}", b"\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\0\0",
+        b"\0\0\0\0",
+        b"\0\0\0\2{}",
+        b"\xff\xff\xff\xff",
+        encode_frame(b"\xff"),
+        encode_frame(b'{"status":"images","x":' + b"[" * 5000),
+        encode_frame(b'{"status":"long","length_bytes":3}') + b"{}",
+        encode_frame(b'{"status":"long","length_bytes":-1}') + b"{}",
+        encode_frame(b'{"status":"long","length_bytes":0}') + b"{}",
+    ],
+)
 def test_a_daemon_that_talks_nonsense_is_unavailable(tmp_path: Path, answer: bytes) -> None:
     path = tmp_path / "odd.sock"
     with socket.socket(socket.AF_UNIX) as listener:

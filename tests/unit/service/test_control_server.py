@@ -10,8 +10,10 @@ import trio
 from snapshotter.errors import BusyError
 from snapshotter.framing import FrameDecoder, encode_frame
 from snapshotter.service import control
+from snapshotter.service.control_client import ControlClient
 from snapshotter.service.control_server import Handler, Reply, serve_control
 from snapshotter.service.frame_stream import FrameStream, connect
+from tests.support.fake_daemon import make_image, make_record
 
 
 def serve(tmp_path: Path, handler: Handler, client: Callable[[Path], Awaitable[None]]) -> None:
@@ -128,6 +130,35 @@ def test_descriptor_comes_with_the_answer(tmp_path: Path) -> None:
         os.close(descriptors[0])
 
     serve(tmp_path, hand_over, client)
+
+
+def test_answers_longer_than_a_frame_come_whole_with_their_descriptor(tmp_path: Path) -> None:
+    """5000 images with a config of 2 KiB each, and a mount of a large image."""
+    images = [make_image(image_handle=str(number), config="c" * 2048) for number in range(5000)]
+    large = make_image(config='"' * (600 << 10))
+    mounted = control.Mounted(mount=make_record(), image=large, reason="")
+    answers = {control.ListImages: control.Images(images=images), control.Mount: mounted}
+
+    async def answer(request: control.Request, reply: Reply) -> None:
+        if isinstance(request, control.Mount):
+            with (tmp_path / "file").open("w+") as file:
+                await reply.send(control.Progress(phase="merge"))
+                await reply.send(mounted, descriptor=file.fileno())
+        else:
+            await reply.send(answers.get(type(request), control.Done()))
+
+    def ask_all(path: Path) -> None:
+        with ControlClient(path) as client:
+            assert client.ask(control.ListImages(), control.Images).images == images
+            found, view = client.mount(control.Mount(image="x"))
+            os.close(view)
+            assert found == mounted
+            client.ask(control.Refresh(), control.Done)
+
+    async def client(path: Path) -> None:
+        await trio.to_thread.run_sync(ask_all, path)
+
+    serve(tmp_path, answer, client)
 
 
 def test_work_for_an_asker_that_left_is_cancelled(tmp_path: Path) -> None:

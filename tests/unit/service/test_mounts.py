@@ -49,11 +49,12 @@ def test_records_of_an_earlier_boot_are_told(
     assert MountTable(tmp_path).load() == ["m1"]
 
 
-def test_damaged_record_is_removed_and_the_others_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("raw", [b'{"mount":', b'{"x":' + b"[" * 9999, b'{"boot":"\xff"}'])
+def test_damaged_record_is_removed_and_the_others_stay(tmp_path: Path, raw: bytes) -> None:
     table = MountTable(tmp_path)
     add(table, record("m1"))
     add(table, record("m2"))
-    (tmp_path / "m1" / "mount.json").write_bytes(b'{"mount":')
+    (tmp_path / "m1" / "mount.json").write_bytes(raw)
     later = MountTable(tmp_path)
     later.load()
     assert [stored.mount.id for stored in later.all()] == ["m2"]

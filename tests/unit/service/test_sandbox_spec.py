@@ -103,9 +103,10 @@ def test_an_image_without_wishes_runs_as_root_in_the_root(config: str | None) ->
     assert found.environment["PATH"] == spec.DEFAULT_PATH
 
 
-def test_a_bad_image_config_is_corrupt() -> None:
+@pytest.mark.parametrize("config", ['{"config": 7}', '{"x":' + "[" * 9999, "{"])
+def test_a_bad_image_config_is_corrupt(config: str) -> None:
     with pytest.raises(CorruptError, match="config of image"):
-        plan(spec.Settings(), config='{"config": 7}')
+        plan(spec.Settings(), config=config)
 
 
 def test_surroundings_place_outer_volumes_before_those_within_them() -> None:

@@ -183,6 +183,8 @@ def test_failures_are_told_and_the_connection_lives(
         b"[]",
         b'{"op": "dance"}',
         b'{"op": "status", "more": 1}',
+        b'{"op": "dance", "with": ' + b"[" * 5000,
+        b'{"op": "ensure", "name": "\xff"}',
         messages.Ensure(name="../../etc/passwd"),
         messages.Ensure(name=str(LARGE), offset=-1, length=5),
         messages.Ensure(name=str(LARGE), offset=0, length=-5),

@@ -55,9 +55,10 @@ def test_relative_upper_is_refused(image_root: str) -> None:
         uppers.prepare(Path("u"), MINE, image_root)
 
 
-def test_damaged_record_is_told(tmp_path: Path, image_root: str) -> None:
+@pytest.mark.parametrize("raw", [b"{}", b'{"x":' + b"[" * 9999, b'{"image":"\xff"}'])
+def test_damaged_record_is_told(tmp_path: Path, image_root: str, raw: bytes) -> None:
     upper = uppers.prepare(tmp_path / "u", MINE, image_root)
-    (upper.directory / "upper.json").write_text("{}")
+    (upper.directory / "upper.json").write_bytes(raw)
     with pytest.raises(CorruptError, match="not known any more"):
         uppers.prepare(tmp_path / "u", MINE, image_root)
 

@@ -41,8 +41,11 @@ def test_no_record_is_none(tmp_path):
     assert images.load(tmp_path, 1) is None
 
 
-def test_a_torn_record_names_its_file(tmp_path):
-    (tmp_path / "3.json").write_bytes(b'{"number": 3')
+@pytest.mark.parametrize(
+    "raw", [b'{"number": 3', b'{"x":' + b"[" * 9999, b'{"references":["\xff"]}']
+)
+def test_a_torn_record_names_its_file(tmp_path, raw):
+    (tmp_path / "3.json").write_bytes(raw)
     images.save(tmp_path, record(4))
     with pytest.raises(CorruptError, match=r"3\.json"):
         images.load(tmp_path, 3)
