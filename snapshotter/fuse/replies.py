@@ -7,10 +7,11 @@ reply's header.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from snapshotter.fuse.wire import MAJOR
+from snapshotter.vfs import Attr
 
 _NANOSECONDS = 1_000_000_000
 _REPLY = struct.Struct("=IiQ")
@@ -36,50 +37,15 @@ def encode_error(unique: int, errno: int) -> bytes:
     return _REPLY.pack(REPLY_HEADER_SIZE, -errno, unique)
 
 
-class Attr(NamedTuple):
-    """The attributes of a node, times in nanoseconds since 1970."""
+BLOCK_SIZE = 4096
+"""Told as st_blksize: what programs read at once at least."""
 
-    ino: int
-    mode: int
-    size: int = 0
-    nlink: int = 1
-    uid: int = 0
-    gid: int = 0
-    rdev: int = 0
-    atime_ns: int = 0
-    mtime_ns: int = 0
-    ctime_ns: int = 0
-    block_size: int = 4096
-
-
-_ATTR = struct.Struct("=QQQQQQIIIIIIIIII")
-_ENTRY = struct.Struct("=QQQQII")
-_ATTR_TIMEOUT = struct.Struct("=QI4x")
-
-
-def _encode_attr(attr: Attr) -> bytes:
-    atime_s, atime_ns = divmod(attr.atime_ns, _NANOSECONDS)
-    mtime_s, mtime_ns = divmod(attr.mtime_ns, _NANOSECONDS)
-    ctime_s, ctime_ns = divmod(attr.ctime_ns, _NANOSECONDS)
-    mask = (1 << 64) - 1  # times before 1970 travel as two's complement
-    return _ATTR.pack(
-        attr.ino,
-        attr.size,
-        -(-attr.size // 512),
-        atime_s & mask,
-        mtime_s & mask,
-        ctime_s & mask,
-        atime_ns,
-        mtime_ns,
-        ctime_ns,
-        attr.mode,
-        attr.nlink,
-        attr.uid,
-        attr.gid,
-        attr.rdev,
-        attr.block_size,
-        0,
-    )
+_ATTR_LAYOUT = "QQQqqqIIIIIIIIII"
+_ATTR = struct.Struct("=QI4x" + _ATTR_LAYOUT)
+_ENTRY = struct.Struct("=QQQQII" + _ATTR_LAYOUT)
+ENTRY_SIZE = _ENTRY.size
+NO_ENTRY = bytes(ENTRY_SIZE)
+"""Stands for no node: in READDIRPLUS before a name that is not looked up."""
 
 
 def encode_entry(
@@ -88,30 +54,86 @@ def encode_entry(
     """The payload that answers LOOKUP: a node, and how long its name and attributes hold."""
     entry_s, entry_ns = divmod(entry_timeout_ns, _NANOSECONDS)
     attr_s, attr_ns = divmod(attr_timeout_ns, _NANOSECONDS)
-    return _ENTRY.pack(nodeid, generation, entry_s, attr_s, entry_ns, attr_ns) + _encode_attr(attr)
+    mtime_s, mtime_ns = divmod(attr.mtime_ns, _NANOSECONDS)
+    atime_s, atime_ns = divmod(attr.atime_ns, _NANOSECONDS)
+    ctime_s, ctime_ns = divmod(attr.ctime_ns, _NANOSECONDS)
+    return _ENTRY.pack(
+        nodeid, generation, entry_s, attr_s, entry_ns, attr_ns,
+        attr.ino, attr.size, attr.blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns,
+        attr.mode, attr.nlink, attr.uid, attr.gid, attr.rdev, BLOCK_SIZE, 0,
+    )  # fmt: skip
+
+
+def encode_absence(timeout_ns: int) -> bytes:
+    """The payload that answers LOOKUP of a name that is not there, and how long that holds."""
+    seconds, nanoseconds = divmod(timeout_ns, _NANOSECONDS)
+    return struct.pack("=QQQQII", 0, 0, seconds, 0, nanoseconds, 0) + bytes(ENTRY_SIZE - 40)
 
 
 def encode_attr(attr: Attr, *, timeout_ns: int) -> bytes:
     """The payload that answers GETATTR."""
-    return _ATTR_TIMEOUT.pack(*divmod(timeout_ns, _NANOSECONDS)) + _encode_attr(attr)
+    seconds, nanoseconds = divmod(timeout_ns, _NANOSECONDS)
+    mtime_s, mtime_ns = divmod(attr.mtime_ns, _NANOSECONDS)
+    atime_s, atime_ns = divmod(attr.atime_ns, _NANOSECONDS)
+    ctime_s, ctime_ns = divmod(attr.ctime_ns, _NANOSECONDS)
+    return _ATTR.pack(
+        seconds, nanoseconds,
+        attr.ino, attr.size, attr.blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns,
+        attr.mode, attr.nlink, attr.uid, attr.gid, attr.rdev, BLOCK_SIZE, 0,
+    )  # fmt: skip
 
 
-_OPEN_OUT = struct.Struct("=QI4x")
+_OPEN_OUT = struct.Struct("=QIi")
 _STATFS = struct.Struct("=QQQQQIII4x24x")
+_WRITTEN = struct.Struct("=I4x")
+_OFFSET = struct.Struct("=q")
 _XATTR_SIZE = struct.Struct("=I4x")
 _DIRENT = struct.Struct("=QQII")
 _NOTIFY_INODE = struct.Struct("=Qqq")
 _NOTIFY_ENTRY = struct.Struct("=QII")
 
 
-def encode_open(fh: int, open_flags: int) -> bytes:
-    """The payload that answers OPEN and OPENDIR."""
-    return _OPEN_OUT.pack(fh, open_flags)
+class OpenFlag(IntFlag):
+    """How the kernel is to treat an open file or directory."""
+
+    DIRECT_IO = 1 << 0
+    KEEP_CACHE = 1 << 1
+    CACHE_DIR = 1 << 3
+    NOFLUSH = 1 << 5
+    PARALLEL_DIRECT_WRITES = 1 << 6
+    PASSTHROUGH = 1 << 7
 
 
-def encode_statfs(*, blocks: int, free: int, files: int, block_size: int = 4096) -> bytes:
-    """The payload that answers STATFS."""
-    return _STATFS.pack(blocks, free, free, files, 0, block_size, 255, block_size)
+def encode_open(fh: int, open_flags: int, backing_id: int = 0) -> bytes:
+    """The payload that answers OPEN and OPENDIR, and with an entry before it CREATE."""
+    return _OPEN_OUT.pack(fh, open_flags, backing_id)
+
+
+def encode_written(size: int) -> bytes:
+    """The payload that answers WRITE and COPY_FILE_RANGE: how many bytes it were."""
+    return _WRITTEN.pack(size)
+
+
+def encode_offset(offset: int) -> bytes:
+    """The payload that answers LSEEK and COPY_FILE_RANGE_64."""
+    return _OFFSET.pack(offset)
+
+
+def encode_statfs(
+    *, blocks: int, free: int, files: int, available: int | None = None, free_files: int = 0,
+    block_size: int = BLOCK_SIZE, name_max: int = 255, fragment_size: int | None = None,
+) -> bytes:  # fmt: skip
+    """The payload that answers STATFS; what is not given is as much as its neighbour."""
+    return _STATFS.pack(
+        blocks,
+        free,
+        free if available is None else available,
+        files,
+        free_files,
+        block_size,
+        name_max,
+        block_size if fragment_size is None else fragment_size,
+    )
 
 
 def encode_xattr_size(size: int) -> bytes:

@@ -1,9 +1,9 @@
 """The FUSE wire format, protocol 7.31 to 7.45: request bytes to messages. No I/O.
 
-``replies`` is the other direction. Used by ``fuse.server`` and the transports. Layouts, flags and
-numbers are those of the kernel's public header include/uapi/linux/fuse.h; integers are in host
-byte order. One row of ``DECODERS`` describes one request, so that a server of further requests
-adds rows, not code. Names stay bytes.
+``replies`` is the other direction, ``wire_changes`` has the requests that change something. Used
+by ``fuse.server`` and the transports. Layouts, flags and numbers are those of the kernel's public
+header include/uapi/linux/fuse.h; integers are in host byte order. One row of ``DECODERS``
+describes one request, so that a server of further requests adds rows, not code. Names stay bytes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,43 @@ class Opcode(IntEnum):
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
+    SETATTR = 4
     READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
     OPEN = 14
     READ = 15
+    WRITE = 16
     STATFS = 17
     RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
     GETXATTR = 22
     LISTXATTR = 23
+    REMOVEXATTR = 24
     FLUSH = 25
     INIT = 26
     OPENDIR = 27
     READDIR = 28
     RELEASEDIR = 29
+    FSYNCDIR = 30
     ACCESS = 34
+    CREATE = 35
     INTERRUPT = 36
     DESTROY = 38
     IOCTL = 39
     BATCH_FORGET = 42
+    FALLOCATE = 43
     READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    COPY_FILE_RANGE_64 = 53
 
 
 class InitFlag(IntFlag):
@@ -55,17 +74,23 @@ class InitFlag(IntFlag):
     ASYNC_READ = 1 << 0
     ATOMIC_O_TRUNC = 1 << 3
     BIG_WRITES = 1 << 5
+    DONT_MASK = 1 << 6
     AUTO_INVAL_DATA = 1 << 12
     DO_READDIRPLUS = 1 << 13
     READDIRPLUS_AUTO = 1 << 14
     ASYNC_DIO = 1 << 15
     NO_OPEN_SUPPORT = 1 << 17
     PARALLEL_DIROPS = 1 << 18
+    POSIX_ACL = 1 << 20
     MAX_PAGES = 1 << 22
     CACHE_SYMLINKS = 1 << 23
     NO_OPENDIR_SUPPORT = 1 << 24
     EXPLICIT_INVAL_DATA = 1 << 25
+    HANDLE_KILLPRIV_V2 = 1 << 28
+    SETXATTR_EXT = 1 << 29
     INIT_EXT = 1 << 30
+    DIRECT_IO_ALLOW_MMAP = 1 << 36
+    PASSTHROUGH = 1 << 37
     HAS_RESEND = 1 << 39
     REQUEST_TIMEOUT = 1 << 42
 
@@ -194,7 +219,8 @@ class Nothing(NamedTuple):
 Decoder = Callable[[memoryview], Any]
 
 
-def _fixed(message: Callable[..., Any], layout: str) -> Decoder:
+def fixed(message: Callable[..., Any], layout: str) -> Decoder:
+    """Reads the fields of ``layout``; what follows them is passed over."""
     packed = struct.Struct("=" + layout)
 
     def decode(body: memoryview) -> Any:
@@ -205,7 +231,8 @@ def _fixed(message: Callable[..., Any], layout: str) -> Decoder:
     return decode
 
 
-def _named(message: Callable[..., Any], layout: str) -> Decoder:
+def named(message: Callable[..., Any], layout: str) -> Decoder:
+    """Reads the fields of ``layout`` and one name, which is the message's last field."""
     packed = struct.Struct("=" + layout)
 
     def decode(body: memoryview) -> Any:
@@ -249,30 +276,30 @@ def _decode_nothing(_body: memoryview) -> Nothing:
     return Nothing()
 
 
-_OPEN: Decoder = _fixed(Open, "II")
-_READ: Decoder = _fixed(Read, "QQIIQI4x")
-_RELEASE: Decoder = _fixed(Release, "QIIQ")
+_OPEN: Decoder = fixed(Open, "II")
+_READ: Decoder = fixed(Read, "QQIIQI4x")
+_RELEASE: Decoder = fixed(Release, "QIIQ")
 
 DECODERS: dict[int, Decoder] = {
-    Opcode.LOOKUP: _named(Lookup, ""),
-    Opcode.FORGET: _fixed(Forget, "Q"),
-    Opcode.GETATTR: _fixed(GetAttr, "I4xQ"),
+    Opcode.LOOKUP: named(Lookup, ""),
+    Opcode.FORGET: fixed(Forget, "Q"),
+    Opcode.GETATTR: fixed(GetAttr, "I4xQ"),
     Opcode.READLINK: _decode_nothing,
     Opcode.OPEN: _OPEN,
     Opcode.READ: _READ,
     Opcode.STATFS: _decode_nothing,
     Opcode.RELEASE: _RELEASE,
-    Opcode.GETXATTR: _named(GetXattr, "I4x"),
-    Opcode.LISTXATTR: _fixed(ListXattr, "I4x"),
-    Opcode.FLUSH: _fixed(Flush, "Q8xQ"),
+    Opcode.GETXATTR: named(GetXattr, "I4x"),
+    Opcode.LISTXATTR: fixed(ListXattr, "I4x"),
+    Opcode.FLUSH: fixed(Flush, "Q8xQ"),
     Opcode.INIT: _decode_init,
     Opcode.OPENDIR: _OPEN,
     Opcode.READDIR: _READ,
     Opcode.RELEASEDIR: _RELEASE,
-    Opcode.ACCESS: _fixed(Access, "I4x"),
-    Opcode.INTERRUPT: _fixed(Interrupt, "Q"),
+    Opcode.ACCESS: fixed(Access, "I4x"),
+    Opcode.INTERRUPT: fixed(Interrupt, "Q"),
     Opcode.DESTROY: _decode_nothing,
-    Opcode.IOCTL: _fixed(Ioctl, "QIIQII"),
+    Opcode.IOCTL: fixed(Ioctl, "QIIQII"),
     Opcode.BATCH_FORGET: _decode_batch_forget,
     Opcode.READDIRPLUS: _READ,
 }
@@ -285,13 +312,17 @@ _HEADER = struct.Struct("=IIQQIIIHxx")
 HEADER_SIZE = _HEADER.size
 
 
-def decode_header(request: memoryview) -> Header:
-    """The header of a whole request; InvalidInputError if it is short or lies about its length."""
+def decode_header(request: memoryview, more_bytes: int = 0) -> Header:
+    """The header of a whole request, of which ``more_bytes`` at the end lie elsewhere.
+
+    InvalidInputError if it is short or lies about its length.
+    """
     if len(request) < HEADER_SIZE:
         raise InvalidInputError(f"FUSE request of {len(request)} bytes")
     header = Header._make(_HEADER.unpack_from(request))
-    if header.length != len(request):
-        raise InvalidInputError(f"FUSE request of {len(request)} bytes says {header.length}")
+    if header.length != len(request) + more_bytes:
+        size = len(request) + more_bytes
+        raise InvalidInputError(f"FUSE request of {size} bytes says {header.length}")
     return header
 
 
@@ -300,12 +331,19 @@ def unique_of(request: memoryview) -> int | None:
     return _HEADER.unpack_from(request)[2] if len(request) >= HEADER_SIZE else None
 
 
+def body(header: Header, request: memoryview) -> memoryview:
+    """What follows the header, without extensions; InvalidInputError if those cannot be."""
+    if not header.extension_words:
+        return request[HEADER_SIZE:]
+    end = header.length - 8 * header.extension_words
+    if end < HEADER_SIZE:
+        raise InvalidInputError(f"FUSE request with {header.extension_words} words of extensions")
+    return request[HEADER_SIZE:end]
+
+
 def decode_body(header: Header, request: memoryview) -> Any:
     """The message of ``DECODERS`` for this opcode (which must have a row there).
 
     Raises InvalidInputError for a body that is short, overlong or without its names.
     """
-    end = header.length - 8 * header.extension_words
-    if end < HEADER_SIZE:
-        raise InvalidInputError(f"FUSE request with {header.extension_words} words of extensions")
-    return DECODERS[header.opcode](request[HEADER_SIZE:end])
+    return DECODERS[header.opcode](body(header, request))

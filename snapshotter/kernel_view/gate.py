@@ -36,6 +36,7 @@ from snapshotter.kernel_view import asker
 from snapshotter.kernel_view.node_journal import CONTENT_NODE, NodeJournal
 from snapshotter.names import ContentName
 from snapshotter.telemetry import Counters
+from snapshotter.vfs import Attr
 
 VERDICT_NODE = 2
 _VERDICT_FAN_OUT = 0x100
@@ -340,18 +341,22 @@ class Gate:
 _STATFS = replies.encode_statfs(blocks=1 << 20, free=1 << 19, files=1 << 20)
 
 
-def _entry(nodeid: int, attr: replies.Attr) -> bytes:
+def _entry(nodeid: int, attr: Attr) -> bytes:
     return replies.encode_entry(
         nodeid, attr, entry_timeout_ns=FOREVER_NS, attr_timeout_ns=FOREVER_NS
     )
 
 
-def _directory_attr(nodeid: int) -> replies.Attr:
-    return replies.Attr(ino=nodeid, mode=stat.S_IFDIR | 0o555, nlink=2)
+def _directory_attr(nodeid: int) -> Attr:
+    return _attr(nodeid, mode=stat.S_IFDIR | 0o555, nlink=2, size=0)
 
 
-def _file_attr(nodeid: int, size: int) -> replies.Attr:
-    return replies.Attr(ino=nodeid, mode=stat.S_IFREG | 0o444, size=size)
+def _file_attr(nodeid: int, size: int) -> Attr:
+    return _attr(nodeid, mode=stat.S_IFREG | 0o444, nlink=1, size=size)
+
+
+def _attr(nodeid: int, *, mode: int, nlink: int, size: int) -> Attr:
+    return Attr(nodeid, mode, nlink, 0, 0, 0, size, -(-size // 512), 0, 0, 0)
 
 
 def _is_verdict(nodeid: int) -> bool:

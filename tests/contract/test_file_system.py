@@ -237,7 +237,9 @@ def test_nothing_is_made_in_a_removed_directory(writable: Any) -> None:
     writable.rmdir(writable.root, b"gone")
     assert refused(writable.mkdir, node, b"x", 0o755, CALLER) == "ENOENT"
     assert refused(writable.rename, writable.root, b"file", node, b"x", 0) == "ENOENT"
-    assert list(writable.opendir(node).entries()) == []
+    directory = writable.opendir(node)
+    assert list(directory.entries()) == []
+    directory.close()
     writable.fsyncdir(node)
 
 

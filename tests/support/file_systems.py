@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from snapshotter.fuse.cache_policy import BRIEF, KernelCache
+from snapshotter.fuse.file_system_server import FileSystemServer
 from snapshotter.names import ContentName
 from snapshotter.overlay.directory_lower import DirectoryLower
 from snapshotter.overlay.merged import Merged
@@ -20,10 +22,15 @@ from snapshotter.projection.image_reader import ImageReader
 from snapshotter.projection.image_writer import write_image
 from snapshotter.projection.tree import Inode
 from snapshotter.vfs import Lower
+from tests.support.fuse_client import FuseClient
 from tests.support.overlay_trees import fill
 
 READABLE = ["image", "directory", "immutable directory", "image alone merged", "two lowers"]
+READABLE += ["served image"]
 WRITABLE = ["upper on an image", "upper on a directory", "upper on a mutable directory"]
+WRITABLE += ["served upper on an image"]
+_SERVED = "served "
+"""Through requests and replies of a FUSE server."""
 
 
 def make_sample(root: Path) -> None:
@@ -89,6 +96,37 @@ def image_lower(root: Path, objects: Path) -> ImageLower:
 @contextmanager
 def file_system(kind: str, sample: Path, base: Path) -> Iterator[Any]:
     """A file system of this kind that shows the tree in ``sample``."""
+    if not kind.startswith(_SERVED):
+        with _plain_file_system(kind, sample, base) as made:
+            yield made
+        return
+    kind = kind.removeprefix(_SERVED)
+    with _plain_file_system(kind, sample, base) as made, served(made, kind in WRITABLE) as client:
+        yield client
+
+
+@contextmanager
+def served(fs: Any, writable: bool) -> Iterator[FuseClient]:
+    """``fs`` through a FUSE server. At the end nothing may be open and nothing have gone wrong."""
+    faults: list[Exception] = []
+    server = FileSystemServer(
+        fs,
+        KernelCache(BRIEF),
+        writable=writable,
+        report_fault=lambda error, _header: faults.append(error),
+    )
+
+    def ask(request: bytes) -> bytes | None:
+        reply = server.handle(memoryview(request))
+        return None if reply is None else b"".join(reply)
+
+    yield FuseClient(ask)
+    assert faults == []
+    assert (len(server.connection.files), len(server.connection.directories)) == (0, 0)
+
+
+@contextmanager
+def _plain_file_system(kind: str, sample: Path, base: Path) -> Iterator[Any]:
     directory = DirectoryLower(sample)
     immutable = DirectoryLower(sample, immutable=True, cache=MetadataCache(), layer=1)
     image = image_lower(sample, base / "objects")

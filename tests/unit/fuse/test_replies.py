@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshotter.fuse import replies
-from snapshotter.fuse.replies import Attr
+from snapshotter.vfs import Attr
 
 
 def test_replies_begin_with_length_error_and_unique() -> None:
@@ -15,7 +15,7 @@ def test_replies_begin_with_length_error_and_unique() -> None:
 
 def test_an_entry_as_the_kernel_reads_it() -> None:
     attr = Attr(
-        ino=9, mode=0o100444, size=1025, nlink=2, uid=3, gid=4, rdev=5,
+        ino=9, mode=0o100444, size=1025, nlink=2, uid=3, gid=4, rdev=5, blocks=3,
         atime_ns=1_000_000_002, mtime_ns=-1, ctime_ns=7,
     )  # fmt: skip
     payload = replies.encode_entry(
@@ -29,7 +29,8 @@ def test_an_entry_as_the_kernel_reads_it() -> None:
 
 
 def test_attributes_are_preceded_by_their_timeout() -> None:
-    payload = replies.encode_attr(Attr(ino=1, mode=0o40755), timeout_ns=3_000_000_004)
+    attr = Attr(1, 0o40755, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+    payload = replies.encode_attr(attr, timeout_ns=3_000_000_004)
     assert len(payload) == 104
     assert struct.unpack_from("=QIIQ", payload) == (3, 4, 0, 1)
 
