@@ -50,6 +50,11 @@ AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 OPEN_TREE_CLONE = 0x1
 
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
 EROFS_MAGIC = 0xE0F5E1E2
 OVERLAY_MAGIC = 0x794C7630
 TMPFS_MAGIC = 0x01021994
@@ -70,6 +75,7 @@ _CONTEXT_LOG_BYTES = 4096
 
 # Calls added since 5.2 have one number on every architecture; pivot_root is older.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = 428, 429, 430, 431, 432, 433
+_OPENAT2 = 437
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
@@ -247,6 +253,13 @@ def mount_setattr(
     flags = (0 if raw else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     what = f"set mount attributes of {os.fsdecode(raw) or descriptor}"
     _syscall(what, _MOUNT_SETATTR, descriptor, raw, flags, attributes, len(attributes))
+
+
+def openat2(path: Name, directory: int, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
+    """openat2(2): opens ``path`` from a directory's descriptor, resolved as RESOLVE_* say."""
+    raw = os.fsencode(path)
+    how = struct.pack("<QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _syscall(f"open {os.fsdecode(raw)}", _OPENAT2, directory, raw, how, len(how))
 
 
 def pivot_root(new_root: Name, put_old: Name) -> None:

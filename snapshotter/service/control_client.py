@@ -68,6 +68,13 @@ class ControlClient:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
+    def interrupt(self) -> None:
+        """Ends, from another thread, what a thread waits for here: with UnavailableError."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed, or the daemon went away: it has ended
+
     def ask(
         self,
         request: control.Request,

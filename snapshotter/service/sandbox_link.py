@@ -107,6 +107,8 @@ class RunReports:
                 data, ancillary, _, _ = self._socket.recvmsg(_REPORT_BYTES, _ANCILLARY_BYTES)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # told once, before what came: a KILL was sent that nobody read
             except OSError:
                 data, ancillary = b"", []
             self._take(data, {kind: raw for _, kind, raw in ancillary})
@@ -224,10 +226,12 @@ class SandboxLink:
             data, came, _, _ = socket.recv_fds(self._socket, messages.MESSAGE_BYTES, 1)
         except OSError as error:
             raise UnavailableError(f"{what}: its process does not answer: {error}") from error
-        for descriptor in came:
-            os.set_inheritable(descriptor, False)  # recv_fds passes no flags on
         if data[:1] == answer:
+            for descriptor in came:
+                os.set_inheritable(descriptor, False)  # recv_fds passes no flags on
             return came
+        for descriptor in came:
+            os.close(descriptor)  # of an answer that came too late
         if data[:1] == messages.FAILED:
             raise SandboxError(f"{what}: {data[1:].decode(errors='replace')}")
         raise UnavailableError(f"{what}: its process has ended")

@@ -177,8 +177,10 @@ def test_killing_a_run_ends_all_it_started(link: SandboxLink) -> None:
     assert os.read(output, 3) == b"up\n"
     reports.send_signal(signal.SIGTERM)  # ignored
     reports.kill()
+    reports.kill()
     assert read_all(output) == b""
     assert await_end(reports) == 128 + signal.SIGKILL
+    assert reports.failure is None
 
 
 def test_a_run_whose_asker_forgets_it_is_killed(link: SandboxLink) -> None:

@@ -87,6 +87,11 @@ class FakeDaemon:
         for thread in self._threads:
             thread.join(10)
 
+    def await_clients_gone(self) -> None:
+        """Waits until every connection that was made is closed on both sides."""
+        for thread in self._threads[1:]:
+            thread.join(10)
+
     def asked(self, kind: type) -> list[msgspec.Struct]:
         """The requests of one type that came, in order."""
         return [request for request in self.requests if isinstance(request, kind)]
@@ -123,8 +128,10 @@ class FakeDaemon:
         frame = encode_frame(msgspec.json.encode(response))
         if isinstance(response, control.Mounted) and self.view is not None:
             view = self.view()
-            socket.send_fds(connection, [frame], [view])
-            os.close(view)
+            try:
+                socket.send_fds(connection, [frame], [view])
+            finally:
+                os.close(view)
         else:
             connection.sendall(frame)
 
