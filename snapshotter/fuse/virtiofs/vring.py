@@ -13,8 +13,10 @@ architectures promise less; see ``is_supported_machine``.
 
 from __future__ import annotations
 
+import functools
 import platform
 import struct
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +35,7 @@ _DESCRIPTOR = struct.Struct("<QIHH")
 _DESCRIPTOR_SIZE = _DESCRIPTOR.size
 _NEXT, _WRITE, _INDIRECT = 1, 2, 4
 _INDEX_MASK = 0xFFFF
+_IN_ORDER = tuple(range(1, MAX_SIZE))
 
 
 def is_supported_machine() -> bool:
@@ -133,63 +136,85 @@ class Vring:
         self._pushed += 1
 
     def _chain(self, head: int) -> Chain:
-        address, size, flags, _ = descriptor = _DESCRIPTOR.unpack_from(
-            self._descriptors, head * _DESCRIPTOR_SIZE
-        )
-        if not flags & _INDIRECT:
-            return self._walk(head, self._descriptors, descriptor)
-        if not self._has_indirect or flags & _NEXT:
-            raise InvalidInputError(f"descriptor {head} is indirect and may not be")
-        if size % _DESCRIPTOR_SIZE or not 0 < size <= MAX_SIZE * _DESCRIPTOR_SIZE:
-            raise InvalidInputError(f"indirect table of {size} bytes")
-        # A private copy: the guest can no longer change the table while it is walked.
-        table = b"".join(self._memory.spans(address, size))
-        return self._walk(head, table, _DESCRIPTOR.unpack_from(table))
+        readable: list[memoryview] = []
+        writable: list[memoryview] = []
+        readable_size = writable_size = 0
+        for begin, end, writes in self._runs(head):
+            if writes:
+                writable_size += end - begin
+                self._add(writable, begin, end, writable_size)
+            elif writable:
+                raise InvalidInputError(f"chain {head} is readable behind what is writable")
+            else:
+                readable_size += end - begin
+                self._add(readable, begin, end, readable_size)
+        return Chain(head, readable, writable, readable_size, writable_size)
 
-    def _walk(
-        self, head: int, table: memoryview | bytes, descriptor: tuple[int, int, int, int]
-    ) -> Chain:
-        """Follows a chain through ``table``; neighbours in guest memory become one view."""
-        count = left = len(table) // _DESCRIPTOR_SIZE
-        unpack = _DESCRIPTOR.unpack_from
-        chain = Chain(head, [], [], 0, 0)
-        begin = end = writes = 0  # the neighbours gathered so far
-        while True:
-            address, size, flags, following = descriptor
+    def _runs(self, head: int) -> list[tuple[int, int, int]]:
+        """Begin, end and direction of what a chain names, neighbours in memory taken together."""
+        runs: list[tuple[int, int, int]] = []
+        begin = end = writes = 0
+        for address, size, flags in self._rows(head):
             if flags & _INDIRECT:
                 raise InvalidInputError(f"chain {head} has an indirect descriptor within")
             if address == end and flags & _WRITE == writes:
                 end += size
             elif size:
                 if begin != end:
-                    self._take(chain, begin, end, writes)
-                if writes and not flags & _WRITE:
-                    raise InvalidInputError(f"chain {head} is readable behind its writable part")
+                    runs.append((begin, end, writes))
                 begin, end, writes = address, address + size, flags & _WRITE
             if not flags & _NEXT:
                 break
-            left -= 1
-            if following >= count or not left:
-                raise InvalidInputError(f"chain {head} goes on for ever or beyond its table")
-            descriptor = unpack(table, following * _DESCRIPTOR_SIZE)
-        if begin != end:
-            self._take(chain, begin, end, writes)
-        return chain
-
-    def _take(self, chain: Chain, begin: int, end: int, writes: int) -> None:
-        """Adds guest addresses [begin, end) to one direction of the chain."""
-        size = end - begin
-        if writes:
-            views = chain.writable
-            chain.writable_size = total = chain.writable_size + size
         else:
-            views = chain.readable
-            chain.readable_size = total = chain.readable_size + size
+            raise InvalidInputError(f"chain {head} has no end")
+        if begin != end:
+            runs.append((begin, end, writes))
+        return runs
+
+    def _rows(self, head: int) -> Iterable[tuple[int, int, int]]:
+        """Address, size and flags of each descriptor of a chain, and perhaps of more behind it."""
+        row = _DESCRIPTOR.unpack_from(self._descriptors, head * _DESCRIPTOR_SIZE)
+        address, size, flags, _ = row
+        if not flags & _INDIRECT:
+            return _follow(self._descriptors, head, row)
+        if not self._has_indirect or flags & _NEXT:
+            raise InvalidInputError(f"descriptor {head} is indirect and may not be")
+        count, rest = divmod(size, _DESCRIPTOR_SIZE)
+        if rest or not 0 < count <= MAX_SIZE:
+            raise InvalidInputError(f"indirect table of {size} bytes")
+        # A private copy: the guest can no longer change the table while it is walked.
+        table = b"".join(self._memory.spans(address, size))
+        fields = _table(count).unpack(table)
+        if fields[3:-1:4] == _IN_ORDER[: count - 1]:  # as every known driver writes them
+            return zip(fields[::4], fields[1::4], fields[2::4], strict=True)
+        return _follow(table, 0, fields[:4])
+
+    def _add(self, views: list[memoryview], begin: int, end: int, total: int) -> None:
+        """Adds guest addresses [begin, end), with which the direction has ``total`` bytes."""
         if total > MAX_BYTES:
-            raise InvalidInputError(f"chain {chain.head} names {total} bytes in one direction")
+            raise InvalidInputError(f"request of {total} bytes in one direction")
         first = self._memory.regions[0]
         at = first.guest_address
         if at <= begin and end <= first.guest_end:
             views.append(first.view[begin - at : end - at])
         else:
-            views += self._memory.spans(begin, size)
+            views += self._memory.spans(begin, end - begin)
+
+
+@functools.cache
+def _table(count: int) -> struct.Struct:
+    """All fields of an indirect table at once."""
+    return struct.Struct("<" + "QIHH" * count)
+
+
+def _follow(
+    table: memoryview | bytes, first: int, row: tuple[int, int, int, int]
+) -> Iterator[tuple[int, int, int]]:
+    """The descriptors of a chain in a table, whatever their order; ``row`` is that at ``first``."""
+    count = len(table) // _DESCRIPTOR_SIZE
+    for _ in range(count):
+        address, size, flags, following = row
+        yield address, size, flags
+        if following >= count:
+            raise InvalidInputError(f"chain at {first} goes on at descriptor {following}")
+        row = _DESCRIPTOR.unpack_from(table, following * _DESCRIPTOR_SIZE)
