@@ -54,6 +54,7 @@ class Queue:
         self._thread: threading.Thread | None = None
         self._ring: Vring | None = None
         self._deferred: dict[int, Chain] = {}
+        self._deferred_size = 0
         self._claimed = 0
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
@@ -73,6 +74,11 @@ class Queue:
         """Where the front end is told that the queue is broken."""
         with self._lock:
             self._error = _replace(self._error, descriptor)
+
+    @property
+    def deferred_size(self) -> int:
+        """Bytes that the deferred requests name, in both directions."""
+        return self._deferred_size
 
     @property
     def is_running(self) -> bool:
@@ -133,29 +139,27 @@ class Queue:
         with self._condition:
             self._condition.wait_for(lambda: not self._deferred, DRAIN_DEADLINE_S)
             abandoned = list(self._deferred.values())
-            self._deferred.clear()
-            self._claimed += len(abandoned)
         for chain in abandoned:
-            self.finish(chain, self._handler.abandon(chain))
+            if self.claim(chain):
+                self.finish(chain, self._handler.abandon(chain))
         with self._condition:
             self._condition.wait_for(lambda: not self._claimed)
 
     # What handlers call
 
-    def defer(self, chain: Chain) -> None:
-        """Says that ``chain`` is answered later; before anyone can claim it."""
-        with self._lock:
-            self._deferred[id(chain)] = chain
-
     def claim(self, chain: Chain) -> bool:
-        """Whether a deferred chain still wants its answer; then the caller must finish it.
+        """Whether ``chain`` still wants its answer; then the caller must finish it.
 
-        Between the two the guest's memory is there to be written; if False, it is not.
+        Between the two the guest's memory is there to be written; if False, it is not. It may come
+        even before ``serve`` has said that the chain is deferred.
         """
         with self._lock:
-            if self._deferred.pop(id(chain), None) is None:
+            if chain.is_claimed:
                 return False
+            chain.is_claimed = True
             self._claimed += 1
+            if self._deferred.pop(id(chain), None) is not None:
+                self._deferred_size -= chain.readable_size + chain.writable_size
             return True
 
     def finish(self, chain: Chain, written: int) -> None:
@@ -193,10 +197,18 @@ class Queue:
         pop, push = ring.pop, ring.push
         while (chain := pop()) is not None:
             written = serve(chain, self)
-            if written is not None:
-                with lock:
-                    push(chain.head, written)
-                    _signal(self._call)
+            if written is None:
+                self._defer(chain)
+                continue
+            with lock:
+                push(chain.head, written)
+                _signal(self._call)
+
+    def _defer(self, chain: Chain) -> None:
+        with self._lock:
+            if not chain.is_claimed:
+                self._deferred[id(chain)] = chain
+                self._deferred_size += chain.readable_size + chain.writable_size
 
     def _break(self, error: Exception) -> None:
         """Nothing in the ring can be trusted any more: it rests until it is set up anew."""

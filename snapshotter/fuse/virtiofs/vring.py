@@ -52,13 +52,17 @@ class RingAddresses(NamedTuple):
 
 
 class Chain(msgspec.Struct, gc=False):
-    """One request: what the guest wrote, and the room for the reply, as views of its memory."""
+    """One request: what the guest wrote, and the room for the reply, as views of its memory.
+
+    ``is_claimed`` is the queue's: somebody answers what was deferred, or has.
+    """
 
     head: int
     readable: list[memoryview]
     writable: list[memoryview]
     readable_size: int
     writable_size: int
+    is_claimed: bool = False
 
 
 class Vring:

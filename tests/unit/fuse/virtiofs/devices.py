@@ -28,7 +28,6 @@ class Upper:
         if request.startswith(b"flaw"):
             raise KeyError("flaw")
         if request.startswith(b"later"):
-            queue.defer(chain)
             self.deferred.append((chain, queue))
             self.has_deferred.release()
             return None
