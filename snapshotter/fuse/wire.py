@@ -326,6 +326,12 @@ def decode_header(request: memoryview, more_bytes: int = 0) -> Header:
     return header
 
 
+def opcode_of(request: memoryview | bytes) -> int:
+    """The opcode of a request that is at least as long as a header."""
+    opcode: int = _HEADER.unpack_from(request)[1]
+    return opcode
+
+
 def unique_of(request: memoryview) -> int | None:
     """The ``unique`` of a request whose header did not decode, if there is that much of it."""
     return _HEADER.unpack_from(request)[2] if len(request) >= HEADER_SIZE else None

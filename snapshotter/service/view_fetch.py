@@ -7,7 +7,6 @@ transport. A store that died is waited for as long as its successor may take.
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ class ViewFetch:
         self._image = image
         self._deadline_s = deadline_s
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
-        self._connections = threading.local()
+        self._idle: list[socket.socket] = []
 
     def __call__(self, pending: Pending, done: Callable[[Exception | None], None]) -> None:
         """Begins to fetch what is pending; ``done`` is told the end of it, from another thread."""
@@ -63,7 +62,6 @@ class ViewFetch:
                 response = self._exchange(request)
                 break
             except (OSError, EOFError) as error:
-                self._hang_up()
                 if isinstance(error, TimeoutError) or time.monotonic() > end:
                     raise UnavailableError(
                         f"fetch {name}: no answer from the store at {self._path}: {error}"
@@ -75,6 +73,8 @@ class ViewFetch:
     def close(self) -> None:
         """Waits for what is under way; nothing more is begun."""
         self._pool.shutdown(cancel_futures=True)
+        while self._idle:
+            self._idle.pop().close()
 
     def _run(self, pending: Pending, done: Callable[[Exception | None], None]) -> None:
         try:
@@ -85,34 +85,39 @@ class ViewFetch:
             done(None)
 
     def _exchange(self, request: store_control.Ensure) -> store_control.Response:
-        connection = self._connection()
-        connection.sendall(encode_frame(msgspec.json.encode(request)))
-        frames = FrameDecoder()
-        while (payload := frames.next_frame()) is None:
-            data = connection.recv(_RECEIVE_BYTES)
-            if not data:
-                raise EOFError("it hung up")
-            frames.feed(data)
+        """One request and its answer; a connection that failed is not used again."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            connection.sendall(encode_frame(msgspec.json.encode(request)))
+            payload = _receive(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
         try:
             return _decoder.decode(payload)
         except msgspec.MsgspecError as error:
             raise InvalidInputError(f"answer of the store at {self._path}: {error}") from error
 
-    def _connection(self) -> socket.socket:
-        found: socket.socket | None = getattr(self._connections, "socket", None)
-        if found is None:
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            found.settimeout(self._deadline_s)
-            try:
-                found.connect(str(self._path))
-            except OSError:
-                found.close()
-                raise
-            self._connections.socket = found
-        return found
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self._deadline_s)
+            connection.connect(str(self._path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    def _hang_up(self) -> None:
-        found: socket.socket | None = getattr(self._connections, "socket", None)
-        if found is not None:
-            found.close()
-            del self._connections.socket
+
+def _receive(connection: socket.socket) -> bytes:
+    frames = FrameDecoder()
+    while (payload := frames.next_frame()) is None:
+        data = connection.recv(_RECEIVE_BYTES)
+        if not data:
+            raise EOFError("it hung up")
+        frames.feed(data)
+    return payload

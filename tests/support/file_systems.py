@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from snapshotter.fuse.cache_policy import BRIEF, KernelCache
 from snapshotter.fuse.file_system_server import FileSystemServer
+from snapshotter.fuse.server import Server
 from snapshotter.names import ContentName
 from snapshotter.overlay.directory_lower import DirectoryLower
 from snapshotter.overlay.merged import Merged
@@ -22,15 +23,16 @@ from snapshotter.projection.image_reader import ImageReader
 from snapshotter.projection.image_writer import write_image
 from snapshotter.projection.tree import Inode
 from snapshotter.vfs import Lower
-from tests.support.fuse_client import FuseClient
+from tests.support.fuse_client import Ask, FuseClient
 from tests.support.overlay_trees import fill
+from tests.support.virtiofs_guest import guest_asks
 
 READABLE = ["image", "directory", "immutable directory", "image alone merged", "two lowers"]
-READABLE += ["served image"]
+READABLE += ["served image", "guest's image"]
 WRITABLE = ["upper on an image", "upper on a directory", "upper on a mutable directory"]
-WRITABLE += ["served upper on an image"]
-_SERVED = "served "
-"""Through requests and replies of a FUSE server."""
+WRITABLE += ["served upper on an image", "guest's upper on an image"]
+_SERVED, _GUEST = "served", "guest's"
+"""First word of a kind: through requests and replies of a FUSE server, and by virtqueues."""
 
 
 def make_sample(root: Path) -> None:
@@ -96,17 +98,36 @@ def image_lower(root: Path, objects: Path) -> ImageLower:
 @contextmanager
 def file_system(kind: str, sample: Path, base: Path) -> Iterator[Any]:
     """A file system of this kind that shows the tree in ``sample``."""
-    if not kind.startswith(_SERVED):
+    how, _, seen = kind.partition(" ")
+    connect = {_SERVED: directly, _GUEST: guest_asks}.get(how)
+    if connect is None:
         with _plain_file_system(kind, sample, base) as made:
             yield made
         return
-    kind = kind.removeprefix(_SERVED)
-    with _plain_file_system(kind, sample, base) as made, served(made, kind in WRITABLE) as client:
+    with (
+        _plain_file_system(seen, sample, base) as made,
+        served(made, seen in WRITABLE, connect) as client,
+    ):
         yield client
 
 
 @contextmanager
-def served(fs: Any, writable: bool) -> Iterator[FuseClient]:
+def directly(server: Server) -> Iterator[Ask]:
+    """Calls the server."""
+
+    def ask(request: bytes) -> bytes | None:
+        reply = server.handle(memoryview(request))
+        return None if reply is None else b"".join(reply)
+
+    yield ask
+
+
+@contextmanager
+def served(
+    fs: Any,
+    writable: bool,
+    connect: Callable[[Server], AbstractContextManager[Ask]] = directly,
+) -> Iterator[FuseClient]:
     """``fs`` through a FUSE server. At the end nothing may be open and nothing have gone wrong."""
     faults: list[Exception] = []
     server = FileSystemServer(
@@ -116,11 +137,8 @@ def served(fs: Any, writable: bool) -> Iterator[FuseClient]:
         report_fault=lambda error, _header: faults.append(error),
     )
 
-    def ask(request: bytes) -> bytes | None:
-        reply = server.handle(memoryview(request))
-        return None if reply is None else b"".join(reply)
-
-    yield FuseClient(ask)
+    with connect(server) as ask:
+        yield FuseClient(ask)
     assert faults == []
     assert (len(server.connection.files), len(server.connection.directories)) == (0, 0)
 

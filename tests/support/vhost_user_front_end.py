@@ -258,32 +258,16 @@ class FrontEnd:
             os.eventfd_read(driver.call)
         return used
 
-    def fuse(
-        self,
-        opcode: int,
-        body: bytes = b"",
-        *,
-        nodeid: int = 1,
-        uid: int = 0,
-        gid: int = 0,
-        data: bytes = b"",
-        room: int = 4096,
-        slot: int = 0,
-        queue: int = 1,
-    ) -> tuple[int, bytes]:
-        """One FUSE request and its answer: the errno (0 for none) and the payload."""
-        self.post_fuse(
-            opcode,
-            body,
-            nodeid=nodeid,
-            uid=uid,
-            gid=gid,
-            data=data,
-            room=room,
-            slot=slot,
-            queue=queue,
-        )
-        return self.fuse_answer(queue=queue)
+    def exchange(
+        self, parts: Sequence[bytes], room: Sequence[int], *, slot: int = 0, queue: int = 1
+    ) -> bytes:
+        """One request and its reply, the only ones under way in this queue."""
+        head, pieces = self.build(parts, room, slot=slot, queue=queue)
+        self.queues[queue].post_and_kick(head)
+        used = self.wait(queue)
+        assert used[0] == head
+        at = pieces[0][0] if pieces else 0
+        return bytes(self.memory[at : at + used[1]])
 
     def post_fuse(
         self,
@@ -291,32 +275,28 @@ class FrontEnd:
         body: bytes = b"",
         *,
         nodeid: int = 1,
-        uid: int = 0,
-        gid: int = 0,
-        data: bytes = b"",
         room: int = 4096,
         slot: int = 0,
         queue: int = 1,
     ) -> int:
-        """Sends a request; its unique."""
+        """Sends a FUSE request; where its reply will be."""
         self.unique += 2
-        length = _FUSE_HEADER.size + len(body) + len(data)
-        header = _FUSE_HEADER.pack(length, opcode, self.unique, nodeid, uid, gid, 1, 0)
-        parts = [part for part in (header, body, data) if part]
-        rooms = [16, room] if room else [16]
-        head, _ = self.build(parts, rooms, slot=slot, queue=queue)
+        length = _FUSE_HEADER.size + len(body)
+        header = _FUSE_HEADER.pack(length, opcode, self.unique, nodeid, 0, 0, 1, 0)
+        head, pieces = self.build([header, body], [16, room], slot=slot, queue=queue)
         self.queues[queue].post_and_kick(head)
-        return self.unique
+        return pieces[0][0]
 
-    def fuse_answer(self, *, queue: int = 1) -> tuple[int, bytes]:
-        """The next answer: errno and payload."""
-        head, written = self.wait(queue)
-        slot = head if self.has_indirect else head // 8
-        at = SLOTS_AT + slot * SLOT_BYTES + _REPLY_AT
+    def fuse(self, opcode: int, body: bytes = b"", *, nodeid: int = 1, room: int = 4096) -> bytes:
+        """The payload of one FUSE reply; OSError for one that is an error."""
+        at = self.post_fuse(opcode, body, nodeid=nodeid, room=room)
+        _, written = self.wait()
         reply = bytes(self.memory[at : at + written])
-        length, error, _ = _FUSE_REPLY.unpack_from(reply)
-        assert length == written
-        return -error, reply[_FUSE_REPLY.size :]
+        length, error, unique = _FUSE_REPLY.unpack_from(reply)
+        assert (length, unique) == (written, self.unique)
+        if error:
+            raise OSError(-error, os.strerror(-error))
+        return reply[_FUSE_REPLY.size :]
 
     def close(self) -> None:
         self.connection.close()

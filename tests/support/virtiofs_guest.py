@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from snapshotter.fuse.cache_policy import BRIEF, KernelCache
-from snapshotter.fuse.file_system_server import FileSystemServer
+from snapshotter.fuse import wire
 from snapshotter.fuse.server import Server
 from snapshotter.fuse.virtiofs.device import Device
 from snapshotter.fuse.virtiofs.requests import FuseRequests
-from snapshotter.vfs import Caller
-from tests.support.fuse_client import FuseClient
+from tests.support.fuse_client import Ask
 from tests.support.vhost_user_front_end import FrontEnd
 
+WRITE_HEAD_SIZE = 80
+_PAGE_SIZE = 4096
+_ROOM = 1 << 20
 
-def asker(guest: FrontEnd, *, queue: int = 1) -> Any:
-    """An ``Ask`` that sends its requests by a front end."""
 
-    def ask(
-        opcode: int, nodeid: int, body: bytes, caller: Caller, data: bytes, room: int
-    ) -> bytes:
-        number, payload = guest.fuse(
-            opcode, body, nodeid=nodeid, uid=caller.uid, gid=caller.gid, data=data, room=room,
-            queue=queue,
-        )
-        if number:
-            raise OSError(number, os.strerror(number))
-        return payload
+def asker(guest: FrontEnd) -> Ask:
+    """Sends requests by a front end, in pieces as a guest's kernel has them.
+
+    What gets no reply has the first queue to itself: it may come while a request is under way.
+    """
+
+    def ask(request: bytes) -> bytes | None:
+        if wire.opcode_of(request) in wire.UNANSWERED:
+            if guest.queues:  # else it is closed, and what it knew forgotten
+                guest.exchange([request], [], slot=1, queue=0)
+            return None
+        parts = [request[: wire.HEADER_SIZE], request[wire.HEADER_SIZE :]]
+        if wire.opcode_of(request) == wire.Opcode.WRITE:
+            data = request[WRITE_HEAD_SIZE:]
+            parts[1] = request[wire.HEADER_SIZE : WRITE_HEAD_SIZE]
+            parts += [data[at : at + _PAGE_SIZE] for at in range(0, len(data), _PAGE_SIZE)]
+        return guest.exchange([part for part in parts if part], [16, _ROOM])
 
     return ask
 
 
 class Backend:
-    """A device on a thread; ``faults`` are what its queues and requests reported, as text."""
+    """A device on a thread; ``faults`` are what its queues reported, as text."""
 
-    def __init__(self, server: Server, faults: list[str]) -> None:
+    def __init__(self, server: Server) -> None:
         self.socket, self._other = socket.socketpair()
-        device = Device(
-            self._other, FuseRequests(server), lambda what, error: faults.append(f"{what}: {error}")
-        )
-        self._thread = threading.Thread(target=device.serve)
+        self.faults: list[str] = []
+        self._device = Device(self._other, FuseRequests(server), self._report)
+        self._thread = threading.Thread(target=self._device.serve)
         self._thread.start()
 
+    def _report(self, what: str, error: Exception) -> None:
+        self.faults.append(f"{what}: {error}")
+
     def join(self) -> None:
-        """Once the front end has hung up."""
+        """Hangs up and waits for the end."""
+        self.socket.close()
         self._thread.join(20)
         assert not self._thread.is_alive()
         self._other.close()
@@ -57,8 +65,7 @@ class Backend:
 @contextmanager
 def guest_of(server: Server, **options: Any) -> Iterator[FrontEnd]:
     """A front end whose requests ``server`` answers; at its end nothing was reported."""
-    faults: list[str] = []
-    backend = Backend(server, faults)
+    backend = Backend(server)
     try:
         guest = FrontEnd(backend.socket, **options)
         try:
@@ -66,22 +73,12 @@ def guest_of(server: Server, **options: Any) -> Iterator[FrontEnd]:
         finally:
             guest.close()
     finally:
-        backend.socket.close()
         backend.join()
-    assert not faults
+    assert not backend.faults
 
 
 @contextmanager
-def seen_by_guest(fs: Any) -> Iterator[FuseClient]:
-    """``fs``, writable, through a guest's requests."""
-    faults: list[str] = []
-    server = FileSystemServer(
-        fs,
-        KernelCache(BRIEF),
-        writable=True,
-        report_fault=lambda error, header: faults.append(f"{header}: {error!r}"),
-    )
+def guest_asks(server: Server) -> Iterator[Ask]:
+    """How a guest's kernel asks ``server``."""
     with guest_of(server) as guest:
-        yield FuseClient(asker(guest))
-    server.connection.clear()
-    assert not faults
+        yield asker(guest)

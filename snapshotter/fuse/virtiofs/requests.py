@@ -69,7 +69,7 @@ def _take_apart(chain: Chain) -> tuple[memoryview, list[memoryview]]:
     if size <= _MAX_WHOLE_BYTES:
         return memoryview(b"".join(readable)), []
     head = b"".join(_within(readable, 0, _WRITE_HEAD_SIZE))
-    if wire.opcode_of(memoryview(head)) == wire.Opcode.WRITE:
+    if wire.opcode_of(head) == wire.Opcode.WRITE:
         return memoryview(head), _within(readable, _WRITE_HEAD_SIZE, size)
     if size > _MAX_ARGUMENT_BYTES:
         raise InvalidInputError(f"FUSE request of {size} bytes that is no WRITE")
@@ -96,9 +96,9 @@ def write_reply(chain: Chain, unique: int, answer: Payload | int) -> int:
 
 def _put_range(chain: Chain, unique: int, content: FileRange, room: int) -> int:
     """Content first, straight from its file, then the header that says how much it was."""
+    if content.size > room:
+        return _put(chain.writable, replies.encode_error(unique, errno.EIO))
     try:
-        if content.size > room:
-            raise OSError(errno.EIO, f"{content.size} bytes asked for with room for {room}")
         end = _REPLY_HEADER_SIZE + content.size
         got = content.read_into(_within(chain.writable, _REPLY_HEADER_SIZE, end))
     except OSError as error:
