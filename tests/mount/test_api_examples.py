@@ -1,0 +1,75 @@
+"""The examples of the Python surface, as they are, with a real image and the whole product."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.debian_image import LocalImage
+from tests.support.product import NewProduct, Product
+
+pytestmark = [pytest.mark.mount, pytest.mark.real, pytest.mark.timeout(240)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def product(new_product: NewProduct) -> Iterator[Product]:
+    made = new_product()
+    yield made
+    stop = [sys.executable, "-m", "snapshotter", "--root", made.root, "daemon", "stop"]
+    subprocess.run(stop, check=True, capture_output=True, env=made.environment)
+    assert made.processes() == []  # nothing outlived its sandbox either
+
+
+def play(product: Product, example: str, *arguments: str | os.PathLike[str]) -> list[str]:
+    """The lines an example prints."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / example, *arguments, "--root", product.root],
+        capture_output=True,
+        text=True,
+        env=product.environment,
+        cwd=product.base,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), product.logs()
+    return done.stdout.splitlines()
+
+
+def test_the_loop_of_sandboxes(product: Product, debian: LocalImage) -> None:
+    uppers = product.base / "work"
+    lines = play(product, "sandbox_loop.py", debian.reference, uppers)
+    tasks = [re.fullmatch(r"task +(\d+): +[\d.]+ ms, +([\d,]+) bytes fetched", x) for x in lines]
+    fetched = [int(task[2].replace(",", "")) for task in tasks if task is not None]
+    assert len(fetched) == 20
+    assert fetched[0] > 1 << 20
+    assert fetched[2:] == [0] * 18  # what the first ones had fetched serves all
+    assert lines[20:] == ['task 3 left {"task": 3, "square": 9}']
+    for number in range(20):
+        assert f'"task": {number},' in (uppers / f"task-{number:02}/upper/result.json").read_text()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_sandboxes_at_once(product: Product, debian: LocalImage, loop: str) -> None:
+    options = ("--count", "4", "--at-once", "3", "--limit", "8", "--loop", loop)
+    lines = play(product, "async_sandboxes.py", debian.reference, *options)
+    for number in range(3):
+        assert f"task {number}: line 2 of 2" in lines
+        said = f"task {number}: exit status 0, 'second of task {number}' comes first now"
+        assert said in lines
+    assert "forever: ended after 8 s" in lines
+    assert lines[-1] == "0 sandboxes are left"
+
+
+def test_mounting_and_reading(product: Product, debian: LocalImage) -> None:
+    lines = play(product, "mount_and_read.py", debian.reference, "/etc/passwd")
+    counted = re.fullmatch(r"([\d,]+) files of ([\d,]+) bytes; fetched for that: 0 bytes", lines[0])
+    assert counted is not None
+    assert lines[1].startswith("root:x:0:0:")
+    fetched = re.fullmatch(r"fetched in all: ([\d,]+) bytes", lines[-1])
+    assert fetched is not None
+    assert 0 < int(fetched[1].replace(",", "")) < int(counted[2].replace(",", "")) / 50
