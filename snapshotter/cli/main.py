@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from snapshotter import __version__
-from snapshotter.cli import cache, host, images, mounts
+from snapshotter.cli import cache, containerd, host, images, mounts
 from snapshotter.cli import rpull as rpull_module
 from snapshotter.cli import run as run_module
 from snapshotter.cli.session import Command, Session
@@ -47,6 +47,9 @@ app.add_typer(images.images_group, name="images")
 app.command(cls=Command)(images.inspect)
 app.command(cls=Command)(host.doctor)
 app.add_typer(cache.cache, name="cache", help="See, verify and free what is stored here.")
+app.add_typer(
+    containerd.containerd, name="containerd", help="Serve containerd, and how to set it up."
+)
 app.add_typer(host.daemon, name="daemon", help="Start, stop and see the daemon.")
 
 

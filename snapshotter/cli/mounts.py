@@ -143,4 +143,6 @@ def ps(context: typer.Context) -> None:
 def _place(record: control.MountRecord) -> str:
     if record.owner_pid is not None:
         return f"sandbox of process {record.owner_pid}"
+    if record.lent:
+        return "container of containerd"
     return record.target or "(not placed)"

@@ -246,6 +246,6 @@ MESSAGES: dict[str, MessageType] = build(_MESSAGES)
 """The class of each message of the table, by name."""
 
 
-def new(name: str, **fields: object) -> Message:
+def new(name: str, /, **fields: object) -> Message:
     """A message of the table: ``new("MountsRequest", key="k")``."""
     return MESSAGES[name](**fields)

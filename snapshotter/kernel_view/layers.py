@@ -34,6 +34,12 @@ class ViewLayers:
     upper: str | None = None
     work: str | None = None
     volatile: bool = False
+    above: tuple[str, ...] = ()
+    """Ordinary directories between upper and META, topmost first: names and content."""
+    self_contained: bool = False
+    """The upper never holds mere headers of files below: for whoever reads it without the view.
+    A chmod then copies the file up, and renaming a directory of the image is EXDEV, as it is with
+    overlayfs by default. Follows redirects from 6.16 on."""
 
     def __post_init__(self) -> None:
         if (self.upper is None) != (self.work is None):
@@ -45,18 +51,23 @@ class ViewLayers:
 def overlay_options(layers: ViewLayers) -> Options:
     """The options of the view's overlay, with paths as they are.
 
-    With an upper, metacopy and redirect_dir must both be on. Without one, redirects are followed.
+    With an upper, metacopy and redirect_dir must both be on, unless it is to be self-contained.
+    Without one, redirects are followed.
     What a kernel's own defaults might turn on is said to be off: an index ties an upper to one
     superblock, nfs_export forbids metacopy, and xino changes inode numbers.
     """
+    on, redirects = "on", "follow"
+    if layers.upper is not None:
+        on, redirects = ("off", "off") if layers.self_contained else ("on", "on")
     options: Options = [
+        *(("lowerdir+", directory) for directory in layers.above),
         ("lowerdir+", layers.metadata),
         ("datadir+", layers.objects),
         ("datadir+", f"{layers.gate}/g{layers.image_number}"),
         ("datadir+", layers.arrivals),
         ("datadir+", f"{layers.gate}/v"),
-        ("metacopy", "on"),
-        ("redirect_dir", "follow" if layers.upper is None else "on"),
+        ("metacopy", on),
+        ("redirect_dir", redirects),
         ("index", "off"),
         ("nfs_export", "off"),
         ("xino", "off"),
@@ -83,6 +94,17 @@ def mount_data(options: Iterable[tuple[str, str | None]]) -> str:
 
     Raises InvalidInputError when they do not fit into a page.
     """
+    data = ",".join(mount_options(options))
+    if len(data.encode("utf-8", "surrogateescape")) > MAX_MOUNT_DATA_BYTES:
+        raise InvalidInputError(
+            f"overlay options of {len(data)} characters do not fit into a page: "
+            "use a shorter root or upper path"
+        )
+    return data
+
+
+def mount_options(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    """The options one by one as mount(2) takes them, all lowers in the first."""
     lowers, rest = "", []
     for key, value in options:
         if value is None:
@@ -93,13 +115,7 @@ def mount_data(options: Iterable[tuple[str, str | None]]) -> str:
             lowers += "::" + _escape(value, ",:")
         else:
             rest.append(f"{key}={_escape(value, ',')}")
-    data = ",".join([f"lowerdir={lowers}", *rest])
-    if len(data.encode("utf-8", "surrogateescape")) > MAX_MOUNT_DATA_BYTES:
-        raise InvalidInputError(
-            f"overlay options of {len(data)} characters do not fit into a page: "
-            "use a shorter root or upper path"
-        )
-    return data
+    return [f"lowerdir={lowers}", *rest]
 
 
 def _escape(path: str, special: str) -> str:

@@ -16,12 +16,16 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class MountLine:
-    """One mount: its file system's st_dev, where it stands, and what it is."""
+    """One mount: its file system's st_dev, where it stands, and what it is.
+
+    ``root`` is the directory of the file system that it shows: for a bind, what was bound.
+    """
 
     device: int
     target: str
     fs_type: str
     source: str
+    root: str = "/"
 
 
 def parse(text: bytes) -> list[MountLine]:
@@ -34,9 +38,8 @@ def parse(text: bytes) -> list[MountLine]:
             continue
         major, _, minor = fields[2].partition(b":")
         device = os.makedev(int(major), int(minor))
-        lines.append(
-            MountLine(device, _unescape(fields[4]), _unescape(rest[0]), _unescape(rest[1]))
-        )
+        root, target = _unescape(fields[3]), _unescape(fields[4])
+        lines.append(MountLine(device, target, _unescape(rest[0]), _unescape(rest[1]), root))
     return lines
 
 
@@ -56,17 +59,22 @@ def mount_at(target: Path) -> MountLine | None:
 
 def sources_everywhere() -> set[str]:
     """The sources of everything mounted in any mount namespace that a visible process is in."""
-    sources: set[str] = set()
+    return {line.source for line in everywhere()}
+
+
+def everywhere() -> list[MountLine]:
+    """Everything mounted in any mount namespace that a visible process is in."""
+    lines: list[MountLine] = []
     namespaces: set[str] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in namespaces:
-                sources.update(line.source for line in mounts(pid))
+                lines += mounts(pid)
                 namespaces.add(namespace)
         except OSError:  # the process ended
             continue
-    return sources
+    return lines
 
 
 def _unescape(raw: bytes) -> str:

@@ -52,6 +52,8 @@ class Abilities:
     erofs_file: bool
     """EROFS reads an image file on the root's file system by itself; else a loop device."""
     findings: tuple[Finding, ...]
+    self_contained: bool = False
+    """With an upper, content is followed without metacopy, too (6.16 and later)."""
 
     @property
     def missing(self) -> list[Finding]:
@@ -71,11 +73,16 @@ def probe(root: Path) -> Abilities:
     try:
         mount_api, detached, overlay = _overlay(scratch)
         erofs_file, erofs = _erofs(scratch)
+        self_contained = _follows_without_metacopy(scratch)
         findings = (*first, *overlay, *erofs, _upper(scratch), _fuse(), *_timeouts())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Abilities(
-        mount_api=mount_api, detached_layers=detached, erofs_file=erofs_file, findings=findings
+        mount_api=mount_api,
+        detached_layers=detached,
+        erofs_file=erofs_file,
+        findings=findings,
+        self_contained=self_contained,
     )
 
 
@@ -174,6 +181,24 @@ def _follows_with_string(base: str) -> bool:
         return (target / "file").read_bytes() == _CONTENT
     finally:
         syscalls.umount(target, syscalls.MNT_DETACH)
+
+
+def _follows_without_metacopy(scratch: Path) -> bool:
+    """Whether content is followed with an upper that holds none of the redirects itself."""
+    base = scratch / "alone"
+    target = base / "view"
+    try:
+        for directory in (base, target, base / "upper", base / "work"):
+            directory.mkdir()
+        _fill_layers(base)
+        data = f"lowerdir={base}/names::{base}/data,upperdir={base}/upper,workdir={base}/work"
+        syscalls.mount("overlay", target, "overlay", 0, f"{data},metacopy=off,redirect_dir=off")
+        try:
+            return (target / "file").read_bytes() == _CONTENT
+        finally:
+            syscalls.umount(target, syscalls.MNT_DETACH)
+    except OSError:
+        return False
 
 
 _OVERLAY_TRIES: tuple[tuple[bool, bool, Callable[[str], bool]], ...] = (

@@ -69,6 +69,29 @@ class Unmounted(_Request, tag="unmounted"):
     id: str
 
 
+class CheckChain(_Request, tag="check_chain"):
+    """Make sure that the layers up to a chain id can be mounted, without merging them yet.
+
+    The cache server prepares ``image`` when it does not know the chain. ``authfile`` as for pull.
+    """
+
+    chain: str
+    image: str | None = None
+    authfile: str | None = None
+
+
+class Lend(_Request, tag="lend"):
+    """Make a chain's merged image ready for a view that somebody else mounts: containerd.
+
+    ``mount_id`` is 12 hex digits of the asker's choice; ``snapshotter:<mount_id>`` is to be the
+    source of the mount, by which it is found. ``unmounted`` gives it back.
+    """
+
+    chain: str
+    mount_id: str
+    read_only: bool
+
+
 class ListMounts(_Request, tag="list_mounts"):
     """The mounts that stand."""
 
@@ -129,6 +152,8 @@ Request = (
     | Mount
     | Placed
     | Unmounted
+    | CheckChain
+    | Lend
     | ListMounts
     | ListImages
     | Inspect
@@ -170,6 +195,7 @@ class MountRecord(msgspec.Struct, kw_only=True):
     """One mount. ``device`` is st_dev of the view's root; ``target`` is None until placed.
 
     ``degraded`` says what is wrong with the mount and how to mend it; empty when nothing is.
+    ``lent`` tells a view that somebody else mounts, when and where he likes; its ``device`` is 0.
     """
 
     id: str
@@ -185,6 +211,7 @@ class MountRecord(msgspec.Struct, kw_only=True):
     pid: int | None = None
     owner_pid: int | None = None
     degraded: str = ""
+    lent: bool = False
 
 
 class Mounted(_Response, tag="mounted"):
@@ -193,6 +220,19 @@ class Mounted(_Response, tag="mounted"):
     mount: MountRecord
     image: ImageRecord
     reason: str
+
+
+class Lent(_Response, tag="lent"):
+    """The answer to lend. The metadata image is an object of this root.
+
+    ``erofs_file``: the kernel mounts it as it is, else by a loop device. ``self_contained``: the
+    kernel follows redirects of data for an upper that never holds them itself.
+    """
+
+    mount: MountRecord
+    image: ImageRecord
+    erofs_file: bool
+    self_contained: bool
 
 
 class Mounts(_Response, tag="mounts"):
@@ -284,6 +324,7 @@ Response = (
     Progress
     | Running
     | Mounted
+    | Lent
     | Mounts
     | Images
     | Image

@@ -87,7 +87,7 @@ class ControlClient:
         Raises the error that a ``failed`` answer stands for, and UnavailableError when the daemon
         goes away, is silent for too long or answers something that was not asked.
         """
-        is_slow = isinstance(request, control.Pull | control.Mount)
+        is_slow = isinstance(request, control.Pull | control.Mount | control.CheckChain)
         self._socket.settimeout(None if is_slow else QUICK_TIMEOUT_S)
         what = f"ask the daemon for {request.__struct_config__.tag}"
         try:

@@ -27,6 +27,7 @@ from snapshotter.service import control
 from snapshotter.service.backing import Backing, cache_socket
 from snapshotter.service.control_server import Reply, serve_control
 from snapshotter.service.images import ImageCatalog
+from snapshotter.service.lending import Lending
 from snapshotter.service.mounting import Mounting
 from snapshotter.service.requests import Requests
 from snapshotter.service.root import open_root
@@ -64,6 +65,7 @@ class Daemon:
                 catalog,
                 mounting,
                 self._backing,
+                Lending(catalog, client, mounting, self._backing, self._abilities),
                 self._counters,
                 self.stop,
             )

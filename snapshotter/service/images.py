@@ -41,13 +41,20 @@ class Preparer(Protocol):
         *,
         architecture: str,
         refresh: bool = False,
+        merge: bool = True,
         authfile: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Prepared:
         """Makes an image ready at the server."""
 
     async def open(
-        self, *, handle: str | None, architecture: str, merge: bool, documents: bool
+        self,
+        *,
+        handle: str | None = None,
+        chain: str | None = None,
+        architecture: str,
+        merge: bool = True,
+        documents: bool = False,
     ) -> Prepared:
         """An image that was made ready before."""
 
@@ -157,6 +164,15 @@ class ImageCatalog:
         assert pull.result is not None
         raise type(pull.result)(str(pull.result)) from pull.result
 
+    async def add(self, name: str, prepared: Prepared) -> ImageRecord:
+        """Records, as ``name``, what the server made ready; its metadata image is here then.
+
+        Raises what the store says, CorruptError for an image that was not merged, and OSError.
+        """
+        await self._ensure(metadata_name(prepared))
+        async with self._saving:  # two may end with one record
+            return await self._record(name, prepared)
+
     async def documents(self, record: ImageRecord) -> list[str]:
         """The image's manifest, last, and the indexes that led to it, as the server keeps them.
 
@@ -202,9 +218,7 @@ class ImageCatalog:
                 authfile=authfile,
                 on_progress=pull.tell,
             )
-            await self._ensure(metadata_name(prepared))
-            async with self._saving:  # two pulls may end with one record
-                pull.result = await self._record(image, prepared)
+            pull.result = await self.add(image, prepared)
         except SnapshotterError as error:
             _log.warning("pull failed", image=image, code=error.code, error=str(error))
             pull.result = error

@@ -62,7 +62,11 @@ class _Plan:
     @property
     def name(self) -> str:
         """The image, for people."""
-        return self.image.references[-1] if self.image.references else self.image.handle
+        return _name(self.image)
+
+
+def _name(image: ImageRecord) -> str:
+    return image.references[-1] if image.references else image.handle
 
 
 class _Flag:
@@ -173,6 +177,26 @@ class Mounting:
         self._watch(stored)
         return record, descriptor
 
+    async def lend(self, mount_id: str, image: ImageRecord, *, read_only: bool) -> MountRecord:
+        """Makes an image ready for a view that somebody else mounts; raises as ``mount`` does."""
+        self.choose_view("kernel")
+        await self._have_metadata(image)
+        await self._backing.ensure_gate()
+        record = MountRecord(
+            id=mount_id,
+            image=_name(image),
+            image_number=image.number,
+            view="kernel",
+            upper=None,
+            private_upper=False,
+            read_only=read_only,
+            created_at_s=time.time(),
+            device=0,
+            lent=True,
+        )
+        self._table.add(record, gate_device=self._backing.gate_device or 0, volatile=False)
+        return record
+
     async def _make_view(self, plan: _Plan) -> int:
         """Tries again when it failed for want of a gate, which somebody may have unmounted."""
         try:
@@ -253,7 +277,11 @@ class Mounting:
     async def list(self) -> list[MountRecord]:
         """The mounts that stand, each with what is wrong with it."""
         await self.sweep()
-        return [self._described(stored) for stored in self._table.all()]
+        mounts = [self._described(stored) for stored in self._table.all()]
+        if not any(mount.lent for mount in mounts):
+            return mounts
+        standing = await trio.to_thread.run_sync(views.mounts_everywhere)
+        return [mount for mount in mounts if not mount.lent or mount.id in standing]
 
     async def sweep(self) -> None:
         """Drops the records of mounts that are nowhere any more."""

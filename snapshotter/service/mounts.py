@@ -162,13 +162,14 @@ class MountTable:
         """Ids of mounts that are not among those that ``look`` finds standing. Blocks.
 
         A mount that is placed while it looks is not taken for one that vanished, and overlayfs
-        itself is asked about those with a private upper.
+        itself is asked about those with a private upper. Lent ones come and go.
         """
         newest = time.time() - UNPLACED_GRACE_S
         candidates = [
             stored.mount
             for stored in self.all()
-            if stored.mount.target is not None or stored.mount.created_at_s < newest
+            if not stored.mount.lent
+            and (stored.mount.target is not None or stored.mount.created_at_s < newest)
         ]
         standing = look()
         return [

@@ -19,6 +19,7 @@ from snapshotter.service.backing import Backing
 from snapshotter.service.control_server import Reply
 from snapshotter.service.housekeeping import Housekeeping
 from snapshotter.service.images import ImageCatalog, metadata_name
+from snapshotter.service.lending import Lending
 from snapshotter.service.mounting import NOT_BUILT, Mounting
 from snapshotter.store.images import ImageRecord
 from snapshotter.telemetry import Counters
@@ -37,6 +38,7 @@ class Requests:
         catalog: ImageCatalog,
         mounting: Mounting,
         backing: Backing,
+        lending: Lending,
         counters: Counters,
         stop: Callable[[Reply], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Requests:
         self._catalog = catalog
         self._mounting = mounting
         self._backing = backing
+        self._lending = lending
         self._counters = counters
         self._stop = stop
         self._housekeeping = Housekeeping(catalog, mounting, backing)
@@ -65,6 +68,11 @@ class Requests:
                 await reply.send(control.Done())
             case control.RemoveImage() | control.Evict() | control.Discard() | control.Refresh():
                 await reply.send(await self._housekeeping.do(request))
+            case control.CheckChain():
+                await self._lending.check(request)
+                await reply.send(control.Done())
+            case control.Lend():
+                await reply.send(await self._lending.lend(request))
             case control.Stop():
                 self._stop(reply)
                 await trio.sleep_forever()  # the answer comes when everything has ended

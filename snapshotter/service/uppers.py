@@ -158,12 +158,12 @@ def _make(upper: Upper, image_root: str) -> None:
     upper.work.mkdir(exist_ok=True)
     unfinished = upper.directory / ".upper.new"
     unfinished.mkdir(exist_ok=True)
-    _copy_attributes(image_root, unfinished)
+    copy_attributes(image_root, unfinished)
     unfinished.rename(upper.upper)
 
 
-def _copy_attributes(source: str, target: Path) -> None:
-    """Overlayfs shows the upper's root as the view's: it must look like the image's."""
+def copy_attributes(source: str, target: Path) -> None:
+    """Makes an upper's root look like the image's, since overlayfs shows it as the view's."""
     for name in os.listxattr(source):
         if not name.startswith(_PRIVATE_XATTRS):
             os.setxattr(target, name, os.getxattr(source, name))

@@ -81,7 +81,7 @@ class MetadataMounts:
         if not image.exists():
             raise UnavailableError(f"metadata image {name}: it is not here; pull the image again")
         try:
-            descriptor = self._erofs(str(image))
+            descriptor = mount_metadata(image, erofs_file=self._abilities.erofs_file)
         except OSError as error:
             raise SnapshotterError(f"mount metadata image {name}: {error.strerror}") from error
         if self._abilities.detached_layers:
@@ -93,14 +93,19 @@ class MetadataMounts:
         os.close(descriptor)
         return str(place)
 
-    def _erofs(self, image: str) -> int:
-        if self._abilities.erofs_file:
-            return syscalls.make_mount("erofs", [("source", image), ("ro", None)])
-        device, path = loop_device.attach(image)
-        try:
-            return syscalls.make_mount("erofs", [("source", path), ("ro", None)])
-        finally:
-            os.close(device)
+
+def mount_metadata(image: Path, *, erofs_file: bool) -> int:
+    """The descriptor of a detached mount of a metadata image, by a loop device if need be.
+
+    Raises OSError.
+    """
+    if erofs_file:
+        return syscalls.make_mount("erofs", [("source", str(image)), ("ro", None)])
+    device, path = loop_device.attach(str(image))
+    try:
+        return syscalls.make_mount("erofs", [("source", path), ("ro", None)])
+    finally:
+        os.close(device)
 
 
 def remove_placed(directory: Path) -> None:
@@ -184,13 +189,15 @@ def refresh(records: Iterable[MountRecord]) -> None:
 
     Views that are not to be found are passed over. A refusal is logged.
     """
-    here = {line.source: line.target for line in mountinfo.mounts()}
+    here: dict[str, list[mountinfo.MountLine]] = {}
+    for line in mountinfo.mounts():
+        here.setdefault(line.source, []).append(line)
     for record in records:
         source = source_of(record.id)
         try:
-            if source in here:
-                _remount(here[source], record.device)
-            elif record.pid is not None:
+            for line in here.get(source, ()):
+                _remount(line.target, line.device)
+            if source not in here and record.pid is not None:
                 _remount(_path_in_process(record.pid, source), record.device)
         except FileNotFoundError:
             continue  # unmounted, or its process ended

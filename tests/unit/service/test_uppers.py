@@ -82,7 +82,7 @@ def test_upper_whose_making_was_cut_off_is_completed(
         raise OSError("cut off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(uppers, "_copy_attributes", fail)
+        patch.setattr(uppers, "copy_attributes", fail)
         with pytest.raises(OSError, match="cut off"):
             uppers.prepare(tmp_path / "u", MINE, image_root)
     assert uppers.prepare(tmp_path / "u", MINE, image_root).upper.is_dir()
