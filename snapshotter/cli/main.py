@@ -15,6 +15,7 @@ from snapshotter.cli import cache, containerd, host, images, mounts
 from snapshotter.cli import rpull as rpull_module
 from snapshotter.cli import run as run_module
 from snapshotter.cli.session import Command, Session
+from snapshotter.cli.virtiofs import virtiofs
 from snapshotter.errors import InvalidInputError, SnapshotterError
 
 _EPILOG = (
@@ -43,6 +44,7 @@ app.command(cls=Command)(mounts.mount)
 app.command(cls=Command)(mounts.umount)
 app.command(cls=run_module.RunCommand)(run_module.run)
 app.command(cls=Command)(mounts.ps)
+app.command(cls=Command)(virtiofs)
 app.add_typer(images.images_group, name="images")
 app.command(cls=Command)(images.inspect)
 app.command(cls=Command)(host.doctor)

@@ -91,12 +91,20 @@ def become(identity: Identity) -> None:
     The bounding set shrinks to KEPT_CAPABILITIES and no_new_privs is set; then a process of root
     has that set, any other has none.
     """
-    _shrink_bounding_set()
+    _shrink_bounding_set(KEPT_CAPABILITIES)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     os.setgroups(list(identity.groups))
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
     _set_capabilities(KEPT_CAPABILITIES if identity.uid == 0 else ())
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def keep_capabilities(kept: Sequence[int]) -> None:
+    """Gives up, for good, all but these; no_new_privs is set too."""
+    _shrink_bounding_set(kept)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    _set_capabilities(kept)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -131,13 +139,13 @@ def _lines(path: str) -> Sequence[str]:
         return ()
 
 
-def _shrink_bounding_set() -> None:
+def _shrink_bounding_set(kept: Sequence[int]) -> None:
     """Drops what is not kept, up to the last capability that the kernel knows.
 
     The kernel itself says where that is: a read-only view may have no /proc to read it from.
     """
     for number in range(64):
-        if number in KEPT_CAPABILITIES:
+        if number in kept:
             continue
         try:
             _prctl(_PR_CAPBSET_DROP, number)
