@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import structlog
 
 from snapshotter.containerd.snapshots import MergedImage
 from snapshotter.digest import format_digest, parse_digest
-from snapshotter.errors import NotFoundError, SnapshotterError
+from snapshotter.errors import NotFoundError, SnapshotterError, UnavailableError
 from snapshotter.kernel_view import syscalls
 from snapshotter.paths import Paths
 from snapshotter.service import control, views
@@ -25,6 +26,7 @@ from snapshotter.service.images import metadata_name
 from snapshotter.service.lending import chain_name
 
 _log = structlog.get_logger()
+_UNREACHABLE_S = 5.0
 
 
 class DaemonLayers:
@@ -41,13 +43,25 @@ class DaemonLayers:
         self._config = config
         self._authfile = authfile
         self._mounting = threading.Lock()
+        self._unreachable: UnavailableError | None = None
+        self._unreachable_until = 0.0
         places.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def check(self, chain: str, image: str | None) -> None:
-        """Returns if the chain can be mounted; raises what the daemon says."""
+        """Returns if the chain can be mounted; raises what the daemon says.
+
+        When something could not be reached the next layers of the image do not wait for it, too.
+        """
+        if self._unreachable is not None and time.monotonic() < self._unreachable_until:
+            raise UnavailableError(f"{self._unreachable} (a moment ago)")
         request = control.CheckChain(chain=chain, image=image, authfile=self._authfile)
-        with self._daemon() as daemon:
-            daemon.ask(request, control.Done)
+        try:
+            with self._daemon() as daemon:
+                daemon.ask(request, control.Done)
+        except UnavailableError as error:
+            self._unreachable = error
+            self._unreachable_until = time.monotonic() + _UNREACHABLE_S
+            raise
 
     def lend(self, chain: str, snapshot_id: str, *, read_only: bool) -> MergedImage:
         """The chain's merged image, its names mounted; raises what the daemon says."""

@@ -74,6 +74,7 @@ def serve(service: Service, *, on_ready: Callable[[], None] = lambda: None) -> N
         server = start_server(snapshots, service.socket)
         _log.info("serving", socket=str(service.socket), state=str(service.state))
         on_ready()
+        _reclaim(snapshots)
         while not ended.wait(_RECLAIM_EVERY_S):
             _reclaim(snapshots)
         server.stop(_GRACE_S).wait()

@@ -65,7 +65,7 @@ class Daemon:
                 catalog,
                 mounting,
                 self._backing,
-                Lending(catalog, client, mounting, self._backing, self._abilities),
+                Lending(catalog, client, mounting, self._backing, self._abilities, self._counters),
                 self._counters,
                 self.stop,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from snapshotter.digest import parse_digest
-from snapshotter.errors import InvalidInputError, NotFoundError
+from snapshotter.errors import InvalidInputError, NotFoundError, SnapshotterError
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.platforms import host_architecture
 from snapshotter.service import control
@@ -17,6 +17,7 @@ from snapshotter.service.backing import Backing
 from snapshotter.service.images import ImageCatalog, Preparer
 from snapshotter.service.mounting import Mounting
 from snapshotter.store.images import ImageRecord
+from snapshotter.telemetry import Counters
 
 _MOUNT_ID = re.compile(r"[0-9a-f]{12}")
 
@@ -36,19 +37,29 @@ class Lending:
         mounting: Mounting,
         backing: Backing,
         abilities: Abilities,
+        counters: Counters,
     ) -> None:
         self._catalog = catalog
         self._server = server
         self._mounting = mounting
         self._backing = backing
         self._abilities = abilities
+        self._counters = counters
 
     async def check(self, request: control.CheckChain) -> None:
         """Returns when the chain can be mounted: its names are here, or its layers at the server.
 
         Raises NotFoundError when the server does not know it and the image does not have it, and
-        what preparing that image raises.
+        what preparing that image raises. Both ends are counted.
         """
+        try:
+            await self._check(request)
+        except SnapshotterError:
+            self._counters.add("chains_refused")
+            raise
+        self._counters.add("chains_checked")
+
+    async def _check(self, request: control.CheckChain) -> None:
         chain = request.chain
         parse_digest(chain)
         self._mounting.choose_view("kernel")
@@ -62,7 +73,8 @@ class Lending:
         except NotFoundError:
             if request.image is None:
                 raise
-        for refresh in (False, True):  # a name that the server knows may have moved since
+        is_fixed = "@sha256:" in request.image
+        for refresh in (False,) if is_fixed else (False, True):  # a tag may have moved
             prepared = await self._server.prepare(
                 request.image,
                 architecture=architecture,

@@ -27,6 +27,8 @@ from snapshotter.service.leftovers import VIEW
 from snapshotter.service.uppers import Upper
 
 _log = structlog.get_logger()
+_MAX_SOURCE_BYTES = 255
+"""What fsconfig(2) takes as a string."""
 
 
 class MetadataMounts:
@@ -100,8 +102,12 @@ def mount_metadata(image: Path, *, erofs_file: bool) -> int:
     Raises OSError.
     """
     if erofs_file:
-        return syscalls.make_mount("erofs", [("source", str(image)), ("ro", None)])
-    device, path = loop_device.attach(str(image))
+        if len(os.fsencode(image)) <= _MAX_SOURCE_BYTES:
+            return syscalls.make_mount("erofs", [("source", str(image)), ("ro", None)])
+        device = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+        path = f"/proc/self/fd/{device}"
+    else:
+        device, path = loop_device.attach(str(image))
     try:
         return syscalls.make_mount("erofs", [("source", path), ("ro", None)])
     finally:
