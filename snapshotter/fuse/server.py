@@ -76,7 +76,8 @@ Buffers = tuple[bytes] | tuple[bytes, bytes | memoryview]
 """One reply, to be written by one writev(2)."""
 
 FaultReport = Callable[[Exception, Header | None], None]
-"""Told of a request that was malformed or made an operation fail unforeseen (then EIO)."""
+"""Told of a request that was malformed, that made an operation fail unforeseen, or whose content
+could not be fetched (EIO, both)."""
 
 Reply = Callable[[int, Answer], None]
 """Answers the request with this ``unique``, once, from any thread; the answer is never None."""
@@ -220,6 +221,8 @@ class Server:
                     if rounds < _MAX_ROUNDS:
                         start(again)
                         return
+            else:
+                self._report_fault(error, header)
             self.give_up(header.unique, answer)
 
         self._waiting[header.unique] = header, reply

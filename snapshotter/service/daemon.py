@@ -57,7 +57,7 @@ class Daemon:
         client = CacheClient(cache_socket(self._paths, self._config), token=self._config.token)
         async with trio.open_nursery() as nursery:
             catalog = ImageCatalog(self._paths.images, client, self._ensure, nursery)
-            mounting = Mounting(self._paths, self._abilities, self._backing, nursery)
+            mounting = Mounting(self._paths, self._abilities, self._backing, nursery, self._config)
             await mounting.recover()
             requests = Requests(
                 self._paths,

@@ -46,7 +46,7 @@ def ensure_gate(paths: Paths, config: Config) -> GateMount:
             f"gate at {paths.gate}: somebody unmounted it; keeper and gate are made anew"
         )
     device = _mount(paths)
-    _raise_read_ahead(device, config.read_ahead_kb)
+    raise_read_ahead(device, config.read_ahead_kb)
     _log.info("gate mounted", target=str(paths.gate), device=device)
     return GateMount(device, is_new=True)
 
@@ -79,10 +79,13 @@ def _mount(paths: Paths) -> int:
     return standing.device
 
 
-def _raise_read_ahead(device: int, kib: int) -> None:
-    """Cold sequential reads of large files then ask for several chunks at a time."""
+def raise_read_ahead(device: int, kib: int) -> None:
+    """Cold sequential reads of large files then ask for several chunks at a time.
+
+    ``device`` is the st_dev of a FUSE file system of ours.
+    """
     path = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
         path.write_text(str(kib))
     except OSError as error:
-        _log.warning("read-ahead of the gate not raised", path=str(path), error=str(error))
+        _log.warning("read-ahead not raised", path=str(path), error=str(error))

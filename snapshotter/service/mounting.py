@@ -8,19 +8,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import structlog
 import trio
 
+from snapshotter.config import Config
 from snapshotter.errors import (
     InvalidInputError,
     NotFoundError,
     SnapshotterError,
     UnavailableError,
-    UnsupportedError,
 )
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
@@ -30,8 +29,9 @@ from snapshotter.service.backing import Backing
 from snapshotter.service.control import Mount, MountRecord
 from snapshotter.service.images import metadata_name
 from snapshotter.service.mounts import MountTable, StoredMount, boot_id, start_ticks
-from snapshotter.service.processes import wait_for_end
-from snapshotter.service.uppers import Upper, UpperRecord
+from snapshotter.service.processes import exit_status, wait_for_end
+from snapshotter.service.uppers import Upper
+from snapshotter.service.view_maker import MadeView, Plan, ViewMaker, name_of
 from snapshotter.store.images import ImageRecord
 
 _log = structlog.get_logger()
@@ -41,32 +41,11 @@ _VACATE_DEADLINE_S = 5.0
 _VACATE_POLL_S = 0.05
 _RESUBSCRIBE_S = 0.5
 _REFRESH_DEADLINE_S = 60.0
-NOT_BUILT = "not built yet in this version"
 _DEGRADED = (
     "its gate is gone: what was not read before cannot be opened (ENOTCONN); "
     "unmount it and mount it again"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A mount to be made. ``directory`` is that of its upper, private or the user's."""
-
-    mount_id: str
-    image: ImageRecord
-    directory: Path | None
-    is_private: bool
-    volatile: bool
-    read_only: bool
-
-    @property
-    def name(self) -> str:
-        """The image, for people."""
-        return _name(self.image)
-
-
-def _name(image: ImageRecord) -> str:
-    return image.references[-1] if image.references else image.handle
+_UNSERVED = "its process is gone: nothing in it can be used; unmount it and mount it again"
 
 
 class _Flag:
@@ -97,13 +76,13 @@ class Mounting:
         abilities: Abilities,
         backing: Backing,
         nursery: trio.Nursery,
+        config: Config,
     ) -> None:
         self._paths = paths
-        self._abilities = abilities
         self._backing = backing
         self._nursery = nursery
         self._table = MountTable(paths.mounts)
-        self._metadata = views.MetadataMounts(paths, abilities)
+        self._maker = ViewMaker(paths, abilities, config)
         self._watches: dict[str, trio.CancelScope] = {}
         self._clearing = trio.CapacityLimiter(4)
 
@@ -119,21 +98,16 @@ class Mounting:
 
     def close(self) -> None:
         """Lets go of the metadata images; views stay."""
-        self._metadata.close()
+        self._maker.close()
 
-    def choose_view(self, wanted: str) -> str:
-        """Why this view is the one; UnsupportedError when the wanted one cannot be had."""
-        if wanted not in ("auto", "kernel"):
-            raise UnsupportedError(f"view {wanted}: {NOT_BUILT}; use --view kernel")
-        if missing := self._abilities.missing:
-            reasons = "; ".join(f"{each.name}: {each.detail}. {each.remedy}" for each in missing)
-            raise UnsupportedError(f"view kernel: this host lacks something: {reasons}")
-        if wanted == "auto":
-            return "kernel is the fastest view and works on this host"
-        return "kernel was asked for"
+    def choose_view(self, wanted: str) -> tuple[str, str]:
+        """The view to make and why this one; UnsupportedError when there can be none such."""
+        return self._maker.choose(wanted)
 
-    async def mount(self, request: Mount, image: ImageRecord) -> tuple[MountRecord, int]:
+    async def mount(self, request: Mount, image: ImageRecord, view: str) -> tuple[MountRecord, int]:
         """A new mount of an image: its record and the descriptor of the detached view.
+
+        ``view`` is one that ``choose_view`` named.
 
         Raises BusyError for an upper in use, InvalidInputError for one that does not fit or an
         owner that is no process,
@@ -143,27 +117,27 @@ class Mounting:
             _check_owner(request.owner_pid)
         mount_id = self._table.new_id()
         if request.upper is None:
-            return await self._mount(mount_id, request, image)
+            return await self._mount(mount_id, request, image, view)
         if not request.upper.startswith("/"):
             raise InvalidInputError(f"upper {request.upper}: an absolute path is needed")
         with self._table.claim_upper(request.upper):
-            return await self._mount(mount_id, request, image)
+            return await self._mount(mount_id, request, image, view)
 
     async def _mount(
-        self, mount_id: str, request: Mount, image: ImageRecord
+        self, mount_id: str, request: Mount, image: ImageRecord, view: str
     ) -> tuple[MountRecord, int]:
         await self._have_metadata(image)
-        plan = self._plan(mount_id, request, image)
+        plan = self._plan(mount_id, request, image, view)
         with contextlib.ExitStack() as undo:
             if plan.is_private and plan.directory is not None:
                 undo.callback(uppers.remove, plan.directory)
-            descriptor = await self._make_view(plan)
+            descriptor, server = await self._make_view(plan)
             undo.callback(os.close, descriptor)
             record = MountRecord(
                 id=mount_id,
                 image=request.image,
                 image_number=image.number,
-                view="kernel",
+                view=view,
                 upper=str(plan.directory) if plan.directory else None,
                 private_upper=plan.is_private,
                 read_only=plan.read_only,
@@ -171,8 +145,12 @@ class Mounting:
                 device=os.fstat(descriptor).st_dev,
                 owner_pid=request.owner_pid,
             )
-            gate_device = self._backing.gate_device or 0
-            stored = self._table.add(record, gate_device=gate_device, volatile=plan.volatile)
+            stored = self._table.add(
+                record,
+                gate_device=self._backing.gate_device or 0,
+                volatile=plan.volatile and view == "kernel",
+                server_pid=server,
+            )
             undo.pop_all()
         self._watch(stored)
         return record, descriptor
@@ -184,7 +162,7 @@ class Mounting:
         await self._backing.ensure_gate()
         record = MountRecord(
             id=mount_id,
-            image=_name(image),
+            image=name_of(image),
             image_number=image.number,
             view="kernel",
             upper=None,
@@ -197,15 +175,15 @@ class Mounting:
         self._table.add(record, gate_device=self._backing.gate_device or 0, volatile=False)
         return record
 
-    async def _make_view(self, plan: _Plan) -> int:
+    async def _make_view(self, plan: Plan) -> MadeView:
         """Tries again when it failed for want of a gate, which somebody may have unmounted."""
         try:
-            return await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
+            return await self._in_thread(lambda: self._maker.make(plan), f"mount {plan.name}")
         except SnapshotterError:
-            if not await self._backing.ensure_gate():
+            if plan.view != "kernel" or not await self._backing.ensure_gate():
                 raise
         await self._backing.wait_for_store()
-        return await self._in_thread(lambda: self._make(plan), f"mount {plan.name}")
+        return await self._in_thread(lambda: self._maker.make(plan), f"mount {plan.name}")
 
     async def _have_metadata(self, image: ImageRecord) -> None:
         name = metadata_name(image.prepared)
@@ -213,37 +191,14 @@ class Mounting:
         if not os.path.exists(self._paths.objects / name.path):  # noqa: ASYNC240 - a local stat
             await self._backing.store.ensure(name)
 
-    def _plan(self, mount_id: str, request: Mount, image: ImageRecord) -> _Plan:
+    def _plan(self, mount_id: str, request: Mount, image: ImageRecord, view: str) -> Plan:
         is_private = request.upper is None and not request.read_only
         if is_private:
             directory: Path | None = self._table.directory_of(mount_id)
         else:
             directory = Path(request.upper) if request.upper else None
         volatile = is_private or (request.volatile and directory is not None)
-        return _Plan(mount_id, image, directory, is_private, volatile, request.read_only)
-
-    def _make(self, plan: _Plan) -> int:
-        """Blocks: in a worker thread."""
-        image = plan.image
-        metadata = self._metadata.mount(metadata_name(image.prepared))
-        upper = None
-        if plan.directory is not None:
-            assert image.prepared.metadata_image is not None
-            record = UpperRecord(
-                metadata_image=image.prepared.metadata_image.content,
-                image=plan.name,
-            )
-            upper = uppers.prepare(plan.directory, record, metadata)
-        return views.make_view(
-            self._paths,
-            self._abilities,
-            mount_id=plan.mount_id,
-            metadata=metadata,
-            image_number=image.number,
-            upper=upper,
-            volatile=plan.volatile,
-            read_only=plan.read_only,
-        )
+        return Plan(mount_id, image, view, directory, is_private, volatile, request.read_only)
 
     def place(self, mount_id: str, target: str, pid: int) -> None:
         """Records where a mount stands now; NotFoundError if there is none of that id."""
@@ -272,7 +227,7 @@ class Mounting:
 
     async def release(self, metadata: ContentName) -> None:
         """Lets go of a metadata image that no record needs any more."""
-        await trio.to_thread.run_sync(self._metadata.release, metadata)
+        await trio.to_thread.run_sync(self._maker.release, metadata)
 
     async def list(self) -> list[MountRecord]:
         """The mounts that stand, each with what is wrong with it."""
@@ -320,19 +275,25 @@ class Mounting:
 
     async def refresh(self) -> None:
         """Lets idle files of all views resolve anew; what takes more than 60 s goes on behind."""
-        mounts = [stored.mount for stored in self._table.all()]
+        mounts = [each.mount for each in self._table.all() if each.mount.view == "kernel"]
         with trio.move_on_after(_REFRESH_DEADLINE_S) as scope:
             await trio.to_thread.run_sync(views.refresh, mounts, abandon_on_cancel=True)
         if scope.cancelled_caught:
             _log.warning("refresh of views takes too long; it goes on", mounts=len(mounts))
 
     def _described(self, stored: StoredMount) -> MountRecord:
+        if stored.server_pid is not None:
+            if stored.is_served:
+                return stored.mount
+            return msgspec.structs.replace(stored.mount, degraded=_UNSERVED)
         gate = self._backing.gate_device
         if gate is None or gate == stored.gate_device:
             return stored.mount
         return msgspec.structs.replace(stored.mount, degraded=_DEGRADED)
 
     def _watch(self, stored: StoredMount) -> None:
+        if stored.server_pid is not None and stored.is_served:
+            self._nursery.start_soon(self._watch_server, stored)
         if stored.mount.owner_pid is not None:
             scope = self._watches[stored.mount.id] = trio.CancelScope()
             self._nursery.start_soon(self._watch_owner, stored, scope)
@@ -348,6 +309,16 @@ class Mounting:
             with contextlib.suppress(NotFoundError):
                 await self.drop(stored.mount.id)
 
+    async def _watch_server(self, stored: StoredMount) -> None:
+        """The process of a view ends with its mount; one that ends before leaves a dead mount."""
+        pid = stored.server_pid
+        assert pid is not None
+        await wait_for_end(pid)
+        with contextlib.suppress(ChildProcessError):  # an earlier daemon's
+            exit_status(pid)
+        log = self._paths.log("fuse-views")
+        _log.info("process of a view ended", id=stored.mount.id, pid=pid, log=str(log))
+
     async def _clear_up(self, stored: StoredMount, gone: Path) -> None:
         try:
             await trio.to_thread.run_sync(
@@ -356,15 +327,15 @@ class Mounting:
         except OSError as error:
             _log.error("not cleared up", id=stored.mount.id, error=str(error))
 
-    async def _in_thread(self, make: Callable[[], int], what: str) -> int:
+    async def _in_thread(self, make: Callable[[], MadeView], what: str) -> MadeView:
         """Runs ``make`` in a thread for at most 30 s; a descriptor that comes later is closed."""
         late = threading.Event()
 
-        def run() -> int:
-            descriptor = make()
+        def run() -> MadeView:
+            made = make()
             if late.is_set():
-                os.close(descriptor)
-            return descriptor
+                os.close(made.descriptor)
+            return made
 
         try:
             with trio.fail_after(_MOUNT_DEADLINE_S):

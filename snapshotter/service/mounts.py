@@ -34,7 +34,8 @@ class StoredMount(msgspec.Struct, frozen=True, kw_only=True):
 
     ``boot`` is the kernel's boot id; ``gate_device`` the st_dev of the gate behind the view;
     ``owner_started`` the owner's start time in clock ticks, which tells it from a later process
-    of the same number.
+    of the same number. ``server_pid`` and ``server_started`` are the process that serves a fuse
+    view.
     """
 
     mount: MountRecord
@@ -42,6 +43,17 @@ class StoredMount(msgspec.Struct, frozen=True, kw_only=True):
     gate_device: int
     volatile: bool
     owner_started: int | None
+    server_pid: int | None = None
+    server_started: int | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the process behind a view that has one still lives."""
+        if self.server_pid is None:
+            return True
+        return self.server_started is not None and (
+            start_ticks(self.server_pid) == self.server_started
+        )
 
 
 def boot_id() -> str:
@@ -123,8 +135,15 @@ class MountTable:
         finally:
             self._claimed.remove(wanted)
 
-    def add(self, mount: MountRecord, *, gate_device: int, volatile: bool) -> StoredMount:
-        """Records a mount that was made."""
+    def add(
+        self,
+        mount: MountRecord,
+        *,
+        gate_device: int,
+        volatile: bool,
+        server_pid: int | None = None,
+    ) -> StoredMount:
+        """Records a mount that was made, and the process that serves it if there is one."""
         owner = mount.owner_pid
         stored = StoredMount(
             mount=mount,
@@ -132,6 +151,8 @@ class MountTable:
             gate_device=gate_device,
             volatile=volatile,
             owner_started=start_ticks(owner) if owner is not None else None,
+            server_pid=server_pid,
+            server_started=start_ticks(server_pid) if server_pid is not None else None,
         )
         self._save(stored)
         return stored

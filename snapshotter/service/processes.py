@@ -40,13 +40,19 @@ class Program:
     find: Callable[[], int | None]
 
 
-def spawn(program: Program) -> int:
+def spawn(program: Program, *, stdin: int | None = None) -> int:
     """Starts a program: ``python -P -m`` its arguments, with this very package to import; its pid.
 
-    It is a child until this process ends, and outlives it.
+    It is a child until this process ends, and outlives it. It gets the descriptor ``stdin`` as its
+    standard input.
     """
     source = str(Path(snapshotter.__file__).parents[1])
     search = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    taken: tuple[tuple[int, int, int] | tuple[int, int, str, int, int], ...]
+    if stdin is None:
+        taken = ((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),)
+    else:
+        taken = ((os.POSIX_SPAWN_DUP2, stdin, 0),)
     log = os.open(program.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return os.posix_spawn(
@@ -54,7 +60,7 @@ def spawn(program: Program) -> int:
             [sys.executable, "-P", "-m", *program.arguments],
             {**os.environ, "PYTHONPATH": search},
             file_actions=(
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                *taken,
                 (os.POSIX_SPAWN_DUP2, log, 1),
                 (os.POSIX_SPAWN_DUP2, log, 2),
             ),

@@ -14,13 +14,14 @@ from snapshotter.cache_v1 import protocol
 from snapshotter.errors import NotFoundError, SnapshotterError
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.paths import Paths
-from snapshotter.service import control
+from snapshotter.service import control, fuse_views
 from snapshotter.service.backing import Backing
 from snapshotter.service.control_server import Reply
 from snapshotter.service.housekeeping import Housekeeping
 from snapshotter.service.images import ImageCatalog, metadata_name
 from snapshotter.service.lending import Lending
-from snapshotter.service.mounting import NOT_BUILT, Mounting
+from snapshotter.service.mounting import Mounting
+from snapshotter.service.view_maker import NOT_BUILT
 from snapshotter.store.images import ImageRecord
 from snapshotter.telemetry import Counters
 
@@ -94,7 +95,7 @@ class Requests:
                 documents = await self._catalog.documents(record)
                 return control.ImageDocuments(image=record, documents=documents)
             case control.Facts():
-                return host_facts(self._abilities)
+                return host_facts(self._abilities, fuse_views.missing())
             case _:
                 return await self._status()
 
@@ -158,7 +159,7 @@ class Requests:
         return image
 
     async def _mount(self, request: control.Mount, reply: Reply) -> None:
-        reason = self._mounting.choose_view(request.view)
+        view, reason = self._mounting.choose_view(request.view)
         image = self._catalog.find(request.image, request.architecture)
         if image is None:
             pull = control.Pull(
@@ -167,7 +168,7 @@ class Requests:
             image = await self._pull(pull, reply)
         elif not (self._paths.objects / metadata_name(image.prepared).path).exists():
             image = await self._catalog.pull(request.image, request.architecture, refresh=False)
-        record, descriptor = await self._mounting.mount(request, image)
+        record, descriptor = await self._mounting.mount(request, image, view)
         self._counters.add("mounts")
         answer = control.Mounted(mount=record, image=image, reason=reason)
         try:
@@ -186,8 +187,8 @@ class Requests:
             _log.info("mount was dropped already", id=mount_id)
 
 
-def host_facts(abilities: Abilities) -> control.HostFacts:
-    """What was probed, and which views it allows."""
+def host_facts(abilities: Abilities, lacking: str) -> control.HostFacts:
+    """What was probed, and which views it allows. ``lacking`` keeps the fuse view from working."""
     missing = abilities.missing
     kernel = control.Fact(
         name="kernel",
@@ -195,14 +196,16 @@ def host_facts(abilities: Abilities) -> control.HostFacts:
         detail="; ".join(f"{each.name}: {each.detail}" for each in missing) or "works here",
         remedy="; ".join(each.remedy for each in missing),
     )
-    others = [
-        control.Fact(
-            name=name, ok=False, detail=NOT_BUILT, remedy="" if missing else "use the kernel view"
-        )
-        for name in ("fuse", "virtiofs")
-    ]
+    fuse = control.Fact(
+        name="fuse",
+        ok=not lacking,
+        detail=lacking or "works here",
+        remedy="modprobe fuse" if lacking else "",
+    )
+    remedy = "" if lacking else "use the fuse view"
+    virtiofs = control.Fact(name="virtiofs", ok=False, detail=NOT_BUILT, remedy=remedy)
     facts = [
         control.Fact(name=each.name, ok=each.ok, detail=each.detail, remedy=each.remedy)
         for each in abilities.findings
     ]
-    return control.HostFacts(views=[kernel, *others], facts=facts)
+    return control.HostFacts(views=[kernel, fuse, virtiofs], facts=facts)

@@ -8,6 +8,7 @@ over another it would show other content under the old name, silently. ``upper.j
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -22,6 +23,7 @@ from snapshotter.kernel_view import syscalls
 
 _RECORD = "upper.json"
 _PRIVATE_XATTRS = "trusted.overlay."
+_METACOPY = "trusted.overlay.metacopy"
 
 
 class UpperRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +100,14 @@ def end_volatile(upper: Upper) -> None:
 def is_in_use(upper: Upper) -> bool:
     """Whether some overlay, in whatever mount namespace, stands on the upper.
 
-    overlayfs knows: with an index it refuses an upper that is in use, and looks at that first.
-    For private and volatile uppers only: the try leaves marks in one that is free and not volatile.
+    A fuse view holds a lock on it. As to overlayfs, the kernel knows: with an index it refuses an
+    upper that is in use, and looks at that first. For private and volatile uppers only: the try
+    leaves marks in one that is free and not volatile.
     """
     if not upper.upper.is_dir():
         return False
+    if _is_locked(upper.upper):
+        return True
     lower = upper.directory / ".lower"
     lower.mkdir(exist_ok=True)
     options: list[tuple[str, str | None]] = [
@@ -118,6 +123,27 @@ def is_in_use(upper: Upper) -> bool:
         return error.errno == errno.EBUSY
     finally:
         lower.rmdir()
+    return False
+
+
+def find_metacopy(upper: Upper) -> str | None:
+    """A file whose attributes are in the upper and whose content is not, if there is one."""
+    for directory, _, files in os.walk(upper.upper):
+        for name in files:
+            path = os.path.join(directory, name)
+            if _METACOPY in os.listxattr(path, follow_symlinks=False):
+                return path
+    return None
+
+
+def _is_locked(directory: Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 

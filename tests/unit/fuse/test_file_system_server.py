@@ -138,6 +138,7 @@ def test_what_is_pending_is_fetched_and_answered_from_there(
         assert seen.ask(request(Opcode.OPEN, bytes(8), unique=42, nodeid=node.nodeid)) is None
         seen.fetching.pop()[1](OSError("no network"))
         assert seen.late == [(42, errno.EIO)]
+        assert [str(fault) for fault in seen.faults] == ["no network"]
 
 
 def test_only_who_is_being_killed_stops_waiting(
