@@ -1,18 +1,23 @@
-"""``python -m benchmarks run``: samples the cases and writes docs/results/."""
+"""``python -m benchmarks run``: samples the cases and writes docs/results/.
+
+``python -m benchmarks containerd`` does so for the cases with containerd.
+"""
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
+from benchmarks.containerd_cases import ContainerdWorld, containerd_cases
 from benchmarks.measure import Case, CaseResult, run_case
 from benchmarks.start_cases import start_cases
 from benchmarks.view_cases import view_cases
 from benchmarks.world import World
 
 _RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
-_NAME = "kernel-view"
 _FORMAL = (3, 30)
 _QUICK = (1, 3)
 
@@ -23,8 +28,8 @@ def main(arguments: list[str]) -> int:
     warm_ups, samples = _QUICK if options.quick else _FORMAL
     results: list[CaseResult] = []
     facts = machine.describe()
-    with World() as world:
-        for case in _chosen(world, options.only):
+    with contextlib.ExitStack() as stack:
+        for case in _chosen(_CASES[options.suite](stack), options.only):
             results.append(run_case(case, warm_ups=warm_ups, samples=samples))
             print(
                 report.markdown_table(results[-1:]).splitlines(keepends=True)[-1],
@@ -35,13 +40,28 @@ def main(arguments: list[str]) -> int:
     if options.json is not None:
         report.write_json(options.json, results, facts)
     elif not options.quick and not options.only:
-        _write_results(results, facts, table)
+        _write_results(options.suite, results, facts, table)
     print(table, end="")
     return 0
 
 
-def _chosen(world: World, only: list[str]) -> list[Case]:
-    cases = [*view_cases(world), *start_cases(world)]
+def _kernel_view_cases(stack: contextlib.ExitStack) -> list[Case]:
+    world = stack.enter_context(World())
+    return [*view_cases(world), *start_cases(world)]
+
+
+def _containerd_cases(stack: contextlib.ExitStack) -> list[Case]:
+    return containerd_cases(stack.enter_context(ContainerdWorld()))
+
+
+_CASES: dict[str, Callable[[contextlib.ExitStack], list[Case]]] = {
+    "kernel-view": _kernel_view_cases,
+    "containerd": _containerd_cases,
+}
+"""By the name of the results, the cases; what they need is entered into the stack."""
+
+
+def _chosen(cases: list[Case], only: list[str]) -> list[Case]:
     unknown = set(only) - {case.name for case in cases}
     if unknown:
         names = ", ".join(case.name for case in cases)
@@ -49,20 +69,22 @@ def _chosen(world: World, only: list[str]) -> list[Case]:
     return [case for case in cases if not only or case.name in only]
 
 
-def _write_results(results: list[CaseResult], facts: dict[str, Any], table: str) -> None:
-    report.write_json(_RESULTS / f"{_NAME}.json", results, facts)
-    report.write_csv(_RESULTS / f"{_NAME}.csv", results)
-    report.write_plot(_RESULTS / f"{_NAME}.svg", results)
-    report.replace_figures(_RESULTS / f"{_NAME}.md", table, facts)
+def _write_results(name: str, results: list[CaseResult], facts: dict[str, Any], table: str) -> None:
+    report.write_json(_RESULTS / f"{name}.json", results, facts)
+    report.write_csv(_RESULTS / f"{name}.csv", results)
+    report.write_plot(_RESULTS / f"{name}.svg", results)
+    report.replace_figures(_RESULTS / f"{name}.md", table, facts)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    run = commands.add_parser("run", help="sample the cases")
-    run.add_argument("--quick", action="store_true", help="3 samples after 1 warm-up; no files")
-    run.add_argument("--json", type=Path, help="write the results there instead of docs/results")
-    run.add_argument("--only", action="append", default=[], metavar="CASE", help="only this case")
+    for command, suite in (("run", "kernel-view"), ("containerd", "containerd")):
+        run = commands.add_parser(command, help=f"sample the cases of docs/results/{suite}.md")
+        run.set_defaults(suite=suite)
+        run.add_argument("--quick", action="store_true", help="3 samples after 1 warm-up; no files")
+        run.add_argument("--json", type=Path, help="write the results there, not to docs/results")
+        run.add_argument("--only", action="append", default=[], metavar="CASE", help="only this")
     return parser
 
 
