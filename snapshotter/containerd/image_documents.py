@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from snapshotter.cache_v1.protocol import Layer, Prepared
+from snapshotter.containerd.labels import IMAGE, REF
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import CorruptError
 
@@ -16,7 +17,6 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _MAX_LABEL_BYTES = 4096
 """Of a label's key and value together (containerd, labels/validate.go)."""
-SNAPSHOT_REF = "containerd.io/snapshot.ref"
 CRI_PREFIX = "containerd.io/snapshot/cri."
 
 
@@ -74,7 +74,8 @@ class ImageDocuments:
         """The labels that tell a snapshotter which layer of which image is to be prepared."""
         layer = self.layers[position]
         return {
-            SNAPSHOT_REF: layer.chain_id,
+            REF: layer.chain_id,
+            IMAGE: f"docker://{self.name}",
             f"{CRI_PREFIX}image-ref": self.name,
             f"{CRI_PREFIX}manifest-digest": self.manifest.digest,
             f"{CRI_PREFIX}layer-digest": layer.digest,

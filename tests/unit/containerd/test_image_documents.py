@@ -71,6 +71,7 @@ def test_labels_tell_the_layer_and_those_above_it() -> None:
     layers = prepared().layers
     assert labels == {
         "containerd.io/snapshot.ref": layers[1].chain_id,
+        "containerd.io/snapshot/lazy-snapshotter.image": f"docker://{NAME}",
         "containerd.io/snapshot/cri.image-ref": NAME,
         "containerd.io/snapshot/cri.manifest-digest": IMAGE.digest,
         "containerd.io/snapshot/cri.layer-digest": layers[1].digest,
