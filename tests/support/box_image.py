@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.debian_image import required_tool
@@ -17,6 +18,7 @@ from tests.support.images import (
     whiteout,
     write_layout,
 )
+from tests.support.registry import Registry
 
 COMMANDS = ("sh", "cat", "ls", "find", "sha256sum", "sleep", "mkdir", "rm", "mv", "stat", "true")
 FILES = 48
@@ -32,6 +34,11 @@ def data_files(seed: int = 1) -> dict[str, bytes]:
 def box_image(seed: int = 1) -> Image:
     """The image. Another seed gives another second layer over the same first."""
     return Image([shell_layer(), Layer(_data(seed)), top_layer()], env=["PATH=/bin"])
+
+
+def pause_image() -> Image:
+    """What a pod's sandbox runs."""
+    return Image([shell_layer()], env=["PATH=/bin"], cmd=["sleep", "1000000"])
 
 
 def shell_layer() -> Layer:
@@ -50,10 +57,26 @@ def top_layer() -> Layer:
     return Layer([directory("etc"), file("etc/greeting", GREETING), whiteout("etc/old")])
 
 
-def push_image(image: Image, place: Path, address: str, name: str, tag: str = "v1") -> str:
-    """Pushes an image by way of a layout at ``place``; its reference without transport."""
-    push(write_layout(place, {tag: image}), tag, address, name)
-    return f"{address}/{name}:{tag}"
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """An image in a registry under a name of its own."""
+
+    reference: str
+    image: Image
+
+    def layer_requests(self, registry: Registry) -> int:
+        """How often a layer of it was asked for so far."""
+        name = self.reference.partition("/")[2].partition(":")[0]
+        return sum(
+            registry.requests("GET", f"/v2/{name}/blobs/{layer.descriptor['digest']}")
+            for layer in self.image.layers
+        )
+
+
+def push_image(image: Image, place: Path, registry: Registry, name: str) -> Pushed:
+    """Pushes an image by way of a layout at ``place``."""
+    push(write_layout(place, {"v1": image}), "v1", registry.address, name)
+    return Pushed(f"{registry.address}/{name}:v1", image)
 
 
 def _data(seed: int) -> list[Entry]:

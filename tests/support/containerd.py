@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
 import subprocess
 import tarfile
 import time
@@ -25,7 +26,6 @@ SNAPSHOTTER = "snapshotter"
 """What the tests' containerd calls the snapshotter that is tried."""
 _START_DEADLINE_S = 30.0
 _COMMAND_TIMEOUT_S = 120.0
-_DEFAULT_NAMESPACE = "lazy-snapshotter-test"
 _CONFIG = """\
 version = 2
 root = "{directory}/root"
@@ -47,7 +47,7 @@ _PROXY = """\
 _CRI = """\
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{sandbox_image}"
-  disable_cgroup = true
+  restrict_oom_score_adj = true  # lowering it may not be allowed here
   disable_apparmor = true
   disable_tcp_service = true
   stream_server_address = "127.0.0.1"
@@ -105,16 +105,22 @@ class Containerd:
         directory: Path,
         setup: Setup | None = None,
         *,
-        namespace: str = _DEFAULT_NAMESPACE,
+        namespace: str = "",
     ) -> None:
+        """``namespace`` is by default one that no other containerd here uses."""
         self._directory = directory
         self._setup = setup or Setup(collects_garbage=False)
-        self.namespace = namespace
+        self.namespace = namespace or f"test-{secrets.token_hex(6)}"
         self.address = directory / "containerd.sock"
         self._ctr = required_tool("ctr", "containerd")
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
         self._ids = itertools.count(1)
+
+    @classmethod
+    def beside(cls, other: Containerd, *, namespace: str) -> Containerd:
+        """Another namespace of a containerd that is up; it ends with that one."""
+        return cls(other._directory, other._setup, namespace=namespace)
 
     @property
     def pid(self) -> int:
@@ -193,6 +199,14 @@ class Containerd:
         """Runs a command in a container that is up; what it printed."""
         return self.do("tasks", "exec", "--exec-id", self.new_id(), container, *command)
 
+    def pid_of(self, container: str) -> int:
+        """The pid of a container's first process, as this machine counts."""
+        for line in self.do("tasks", "ls").splitlines()[1:]:
+            name, pid, _ = line.split()
+            if name == container:
+                return int(pid)
+        raise ContainerdError(f"container {container} does not run")
+
     def end_container(self, container: str) -> None:
         """Kills a container and removes it with its snapshot."""
         self.do("tasks", "rm", "--force", container)
@@ -200,7 +214,7 @@ class Containerd:
 
     def new_id(self) -> str:
         """A name for a container or process that no other has."""
-        return f"{self._directory.name}-{next(self._ids)}"
+        return f"{self.namespace}-{next(self._ids)}"
 
     def names(self, *arguments: str) -> list[str]:
         """The first column of a listing of ctr's."""
@@ -225,13 +239,18 @@ class Containerd:
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs ctr to its end, whatever its status."""
         return subprocess.run(
-            [self._ctr, "--address", str(self.address), "--namespace", self.namespace, *arguments],
+            self.command(*arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="surrogateescape",
             timeout=_COMMAND_TIMEOUT_S,
         )
+
+    def command(self, *arguments: str) -> list[str]:
+        """The full command line of ctr."""
+        where = ["--address", str(self.address), "--namespace", self.namespace]
+        return [self._ctr, *where, *arguments]
 
 
 def chain_id_of(image: LocalImage) -> str:

@@ -28,6 +28,9 @@ def remove(address: Path, state: Path) -> None:
         _kill(pid)
     for bundle in state.glob(f"{_TASKS}/*/*"):
         _remove_task(bundle)
+    for tasks in state.glob(f"{_TASKS}/*"):
+        for directory in (*_CGROUPS.glob(f"*/{tasks.name}"), _RUNC_STATE / tasks.name):
+            _remove_empty(directory)
 
 
 def _remove_task(bundle: Path) -> None:
@@ -38,12 +41,14 @@ def _remove_task(bundle: Path) -> None:
     shutil.rmtree(_RUNC_STATE / namespace / name, ignore_errors=True)
     for fifo in _FIFOS.glob(f"*/{name}-std*"):
         fifo.unlink()
-        with contextlib.suppress(OSError):  # two more are in it
-            fifo.parent.rmdir()
-    cgroups = [*_CGROUPS.glob(f"*/{namespace}/{name}"), *_CGROUPS.glob(f"*/{namespace}")]
-    for directory in (*cgroups, _RUNC_STATE / namespace):
-        with contextlib.suppress(OSError):  # another task is in it
-            directory.rmdir()
+        _remove_empty(fifo.parent)
+    for directory in _CGROUPS.glob(f"*/{namespace}/{name}"):
+        _remove_empty(directory)
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody else's is in it
+        directory.rmdir()
 
 
 def _shims(address: Path) -> Iterator[int]:
