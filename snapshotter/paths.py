@@ -72,6 +72,16 @@ class Paths:
         """The keeper's socket, which hands out /dev/fuse descriptors."""
         return self.run / "keeper.sock"
 
+    @property
+    def containerd_state(self) -> Path:
+        """Records and directories of containerd's snapshots, by default."""
+        return self.root / "containerd"
+
+    @property
+    def containerd_socket(self) -> Path:
+        """The socket that containerd calls, by default."""
+        return self.run / "containerd.sock"
+
     def log(self, process: str) -> Path:
         """The log file of one of our processes."""
         return self.run / f"{process}.log"

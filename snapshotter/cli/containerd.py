@@ -10,7 +10,7 @@ import typer
 from snapshotter.authfiles import chosen_authfile
 from snapshotter.cli.images import AuthfileOption
 from snapshotter.cli.session import Command, session_of
-from snapshotter.errors import UnsupportedError
+from snapshotter.errors import NotFoundError, UnsupportedError
 
 containerd = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -53,7 +53,7 @@ def serve(
 
     session = session_of(context)
     try:
-        from snapshotter.containerd.serving import Service, default_socket, default_state
+        from snapshotter.containerd.serving import Service
         from snapshotter.containerd.serving import serve as serve_until_signal
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -62,12 +62,52 @@ def serve(
     serve_until_signal(
         Service(
             paths=paths,
-            state=(state or default_state(paths)).absolute(),
-            socket=(socket or default_socket(paths)).absolute(),
+            state=(state or paths.containerd_state).absolute(),
+            socket=(socket or paths.containerd_socket).absolute(),
             config=session.config,
             authfile=chosen_authfile(authfile),
         )
     )
+
+
+@containerd.command(cls=Command)
+def config(
+    context: typer.Context,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="VERSION",
+            help="The version of containerd, such as 1.7. Default: that of the one installed.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="What containerd is to call this snapshotter.")
+    ] = "snapshotter",
+    state: StateOption = None,
+    socket: SocketOption = None,
+) -> None:
+    """Print what containerd's config.toml needs to use this snapshotter.
+
+    \b
+    snapshotter containerd config
+    snapshotter containerd config --for 2.1 --name lazy
+    """
+    from snapshotter.containerd import setting_up
+
+    session = session_of(context)
+    found = setting_up.parse_version(version) if version else setting_up.installed_version()
+    if found is None:
+        raise NotFoundError("containerd is not installed here; name its version with --for")
+    paths = session.paths
+    text = setting_up.fragment(
+        found,
+        name=name,
+        service_socket=(socket or paths.containerd_socket).absolute(),
+        state=(state or paths.containerd_state).absolute(),
+    )
+    session.write({"config": text}, lambda: print(text, end=""))
 
 
 def _missing(error: ModuleNotFoundError) -> UnsupportedError:

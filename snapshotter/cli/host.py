@@ -76,10 +76,16 @@ def doctor(context: typer.Context) -> None:
     \b
     snapshotter doctor
     """
+    from snapshotter.containerd.setting_up import diagnose
+
     session = session_of(context)
     with session.connect() as client:
         found = client.ask(control.Facts(), control.HostFacts)
-    session.write(found, lambda: _print_facts(session, found))
+    containerd = diagnose(session.paths.containerd_socket)
+    session.write(
+        {"views": found.views, "facts": found.facts, "containerd": containerd},
+        lambda: _print_facts(session, found, containerd),
+    )
     if not any(view.ok for view in found.views):
         raise UnsupportedError("doctor: no view works on this host")
 
@@ -102,9 +108,12 @@ def _describe(running: control.Running) -> None:
     )
 
 
-def _print_facts(session: Session, found: control.HostFacts) -> None:
+def _print_facts(
+    session: Session, found: control.HostFacts, containerd: list[control.Fact]
+) -> None:
     print(f"root {session.paths.root}")
-    for title, facts in (("views", found.views), ("host", found.facts)):
+    parts = (("views", found.views), ("host", found.facts), ("containerd", containerd))
+    for title, facts in parts:
         print(f"{title}:")
         for fact in facts:
             print(f"  {'ok' if fact.ok else 'NO':<3} {fact.name}: {fact.detail}")

@@ -40,16 +40,6 @@ class Service:
     authfile: str | None = None
 
 
-def default_state(paths: Paths) -> Path:
-    """The state directory that is served by default."""
-    return paths.root / "containerd"
-
-
-def default_socket(paths: Paths) -> Path:
-    """The socket that is served by default."""
-    return paths.run / "containerd.sock"
-
-
 def serve(service: Service, *, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM or SIGINT; ``on_ready`` is called once the socket can be reached.
 

@@ -42,7 +42,7 @@ def test_systemd_accepts_every_unit(tmp_path: Path) -> None:
 def test_the_programs_know_their_options(command: list[str]) -> None:
     program = command[0].removeprefix(PROGRAMS)
     words = [word for word in command[1:] if not word.startswith("/")]
-    start = [] if program == "python" else ["-m", {"cache-server": "cache_server"}[program]]
+    start = [] if program == "python" else ["-m", program.replace("-", "_")]
     shown = subprocess.run(
         [sys.executable, *start, *(word for word in words if not word.startswith("--")), "--help"],
         capture_output=True,
