@@ -48,11 +48,11 @@ class Backend:
         self.socket, self._other = socket.socketpair()
         self.faults: list[str] = []
         self._device = Device(self._other, FuseRequests(server), self._report)
-        self._thread = threading.Thread(target=self._device.serve)
+        self._thread = threading.Thread(target=self._device.serve, daemon=True)
         self._thread.start()
 
     def _report(self, what: str, error: Exception) -> None:
-        self.faults.append(f"{what}: {error}")
+        self.faults.append(f"{what}: {error!r}")
 
     def join(self) -> None:
         """Hangs up and waits for the end."""
