@@ -10,9 +10,9 @@ Below them are the names of objects. No directory lists anything; names are for 
 - A LOOKUP in ``v``, the last layer, is the verdict: EIO, or ESTALE if the content is here after
   all, upon which the kernel repeats the whole open by itself.
 
-overlayfs keeps a FUSE file as long as the view lives, so a name that was once answered with one is
-answered with the same for ever (``NodeJournal``), and no entry is ever invalidated. Nothing else
-is remembered: a successor on the same descriptor needs only the journal.
+overlayfs keeps a FUSE file as long as the view needs it, so a name that was answered with one is
+answered with the same until the kernel has forgotten it (``NodeJournal``), and no entry is ever
+invalidated. Nothing else is remembered: a successor on the same descriptor needs only the journal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import re
 import stat
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import structlog
@@ -108,6 +108,8 @@ class Gate:
             Opcode.READDIR: lambda _header, _message: b"",
             Opcode.STATFS: lambda _header, _message: _STATFS,
             Opcode.INTERRUPT: self._interrupt,
+            Opcode.FORGET: lambda header, message: self._forget([(header.nodeid, message.lookups)]),
+            Opcode.BATCH_FORGET: lambda _header, message: self._forget(message.forgets),
         }
 
     async def serve(
@@ -177,6 +179,9 @@ class Gate:
     def _file_entry(self, name: ContentName) -> bytes:
         nodeid = self._journal.add(name)
         return _entry(nodeid, _file_attr(nodeid, name.size))
+
+    def _forget(self, forgets: Iterable[tuple[int, int]]) -> None:
+        self._counters.add("nodes_forgotten", self._journal.forget(forgets))
 
     async def _fetch_for_lookup(self, unique: int, name: ContentName, image: int) -> None:
         is_streamed = name.size > self._config.large_file_bytes

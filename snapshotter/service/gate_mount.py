@@ -51,6 +51,14 @@ def ensure_gate(paths: Paths, config: Config) -> GateMount:
     return GateMount(device, is_new=True)
 
 
+def let_go_of_idle_nodes(paths: Paths) -> None:
+    """Makes the kernel forget what no view holds of the gate; OSError if there is none.
+
+    It would keep that, and the store with it, until memory is short.
+    """
+    syscalls.reconfigure(paths.gate, ["ro"])
+
+
 def remove_gate(paths: Paths) -> None:
     """Unmounts whatever stands at the gate's mount point."""
     while mountinfo.mount_at(paths.gate) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -27,6 +26,7 @@ from snapshotter.paths import Paths
 from snapshotter.service import uppers, views
 from snapshotter.service.backing import Backing
 from snapshotter.service.control import Mount, MountRecord
+from snapshotter.service.freshness import Freshness
 from snapshotter.service.images import metadata_name
 from snapshotter.service.mounts import MountTable, StoredMount, boot_id, start_ticks
 from snapshotter.service.processes import exit_status, wait_for_end
@@ -36,32 +36,13 @@ from snapshotter.store.images import ImageRecord
 
 _log = structlog.get_logger()
 _MOUNT_DEADLINE_S = 30.0
-_DEBOUNCE_S = 0.5
 _VACATE_DEADLINE_S = 5.0
 _VACATE_POLL_S = 0.05
-_RESUBSCRIBE_S = 0.5
-_REFRESH_DEADLINE_S = 60.0
 _DEGRADED = (
     "its gate is gone: what was not read before cannot be opened (ENOTCONN); "
     "unmount it and mount it again"
 )
 _UNSERVED = "its process is gone: nothing in it can be used; unmount it and mount it again"
-
-
-class _Flag:
-    """Set and awaited on one loop, and cleared again."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def clear(self) -> None:
-        self._event = trio.Event()
-
-    async def wait(self) -> None:
-        await self._event.wait()
 
 
 class Mounting:
@@ -85,6 +66,7 @@ class Mounting:
         self._maker = ViewMaker(paths, abilities, config)
         self._watches: dict[str, trio.CancelScope] = {}
         self._clearing = trio.CapacityLimiter(4)
+        self._freshness = Freshness(paths, backing, self._table)
 
     async def recover(self) -> None:
         """Takes up the mounts of an earlier daemon; those that ended meanwhile are cleared up."""
@@ -217,6 +199,7 @@ class Mounting:
         watch = self._watches.pop(mount_id, None)
         if watch is not None:
             watch.cancel()
+        self._freshness.note_dropped()
         _log.info("mount dropped", id=mount_id, target=stored.mount.target)
         upper = stored.mount.upper
         if upper is None or stored.mount.private_upper:
@@ -251,35 +234,12 @@ class Mounting:
         await trio.to_thread.run_sync(self._table.remove_dropped)
 
     async def follow_store(self) -> None:
-        """Refreshes views when the store says that content became an object; never returns."""
-        stale = _Flag()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen, stale)
-            while True:
-                await stale.wait()
-                await trio.sleep(_DEBOUNCE_S)
-                stale.clear()
-                await self.refresh()
-
-    async def _listen(self, stale: _Flag) -> None:
-        while True:
-            try:
-                await self._backing.wait_for_store(math.inf)
-                async with self._backing.store.subscribe() as events:
-                    stale.set()  # what was said while nobody listened
-                    async for _ in events:
-                        stale.set()
-            except (SnapshotterError, OSError) as error:
-                _log.warning("not listening to the store", error=str(error))
-            await trio.sleep(_RESUBSCRIBE_S)
+        """Keeps views at kernel speed; never returns."""
+        await self._freshness.run()
 
     async def refresh(self) -> None:
         """Lets idle files of all views resolve anew; what takes more than 60 s goes on behind."""
-        mounts = [each.mount for each in self._table.all() if each.mount.view == "kernel"]
-        with trio.move_on_after(_REFRESH_DEADLINE_S) as scope:
-            await trio.to_thread.run_sync(views.refresh, mounts, abandon_on_cancel=True)
-        if scope.cancelled_caught:
-            _log.warning("refresh of views takes too long; it goes on", mounts=len(mounts))
+        await self._freshness.refresh()
 
     def _described(self, stored: StoredMount) -> MountRecord:
         if stored.server_pid is not None:

@@ -468,3 +468,18 @@ def test_a_cancelled_gate_leaves_requests_to_a_successor(rig: Rig) -> None:
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert not rig.session.replies
+
+
+def test_a_node_that_the_kernel_forgot_may_become_a_plain_file(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asker, "is_metadata_only", lambda _tid: True)
+    nodeids = [nodeid_of(rig.ask(b"g1", name) or b"") for name in (SMALL, LARGE)]
+    rig.store.objects.add(SMALL)
+    assert nodeid_of(rig.ask(b"g2", SMALL) or b"") == nodeids[0]
+    assert rig.send(Opcode.FORGET, struct.pack("=Q", 2), nodeid=nodeids[0]) is None
+    batch = struct.pack("=I4xQQQQ", 2, nodeids[1], 1, 1, 1)
+    assert rig.send(Opcode.BATCH_FORGET, batch) is None
+    assert error_of(rig.ask(b"g1", SMALL) or b"") == errno.ENOENT
+    assert rig.counters.snapshot()["nodes_forgotten"] == 2
+    assert len(rig.journal) == 0
