@@ -24,6 +24,7 @@ N = TypeVar("N")
 READING_FLAGS = os.O_ACCMODE | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 """What an open file of ``vfs`` is told of the flags."""
 _KEPT_FILES = 512
+_MAX_OFFSET = (1 << 63) - 1
 _DOTS = 2
 """Offsets 1 and 2 are after ``.`` and ``..``; those of the file system follow, so much higher."""
 _DIRECTORY_TYPE = stat.S_IFDIR >> 12
@@ -143,6 +144,8 @@ class Reading(Generic[N]):
         return b""
 
     def _read(self, header: Header, message: wire.Read) -> Answer:
+        if message.offset > _MAX_OFFSET:
+            return errno.EINVAL
         opened = self._opened(header, message.fh)
         size = min(message.size, MAX_READ_BYTES)
         descriptor = opened.item.fileno()
