@@ -20,6 +20,7 @@ from snapshotter.containerd.messages import CONTENT, IMAGES, LEASES, MESSAGES, S
 from snapshotter.errors import (
     BusyError,
     ExistsError,
+    InvalidInputError,
     NotFoundError,
     SnapshotterError,
     UnavailableError,
@@ -78,7 +79,8 @@ def _lease(client: ContainerdClient) -> Iterator[None]:
         yield
     finally:
         client.lease = None
-        with suppress(UnavailableError):  # it expires; what went wrong before is what to tell
+        # It expires by itself; what went wrong before is what to tell.
+        with suppress(UnavailableError, NotFoundError):
             client.call(LEASES, "Delete", id=name)
 
 
@@ -103,8 +105,27 @@ def _write(client: ContainerdClient, blob: Blob) -> None:
 def _prepare_all(client: ContainerdClient, snapshotter: str, image: ImageDocuments) -> None:
     below = ""
     for position, layer in enumerate(image.layers):
-        _prepare(client, snapshotter, below, image.snapshot_labels(position), layer.chain_id)
+        labels = image.snapshot_labels(position)
+        with _advice(snapshotter):
+            _prepare(client, snapshotter, below, labels, layer.chain_id)
         below = layer.chain_id
+
+
+@contextmanager
+def _advice(snapshotter: str) -> Iterator[None]:
+    """Says of containerd's snapshotter what may be done when it does not take a call."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error}; it may be its snapshotter {snapshotter!r} that does not answer:"
+            " is `snapshotter containerd serve` running?"
+        ) from error
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"{error}; does containerd know a snapshotter {snapshotter!r}?"
+            " `snapshotter containerd config` prints what its config needs"
+        ) from error
 
 
 def _prepare(

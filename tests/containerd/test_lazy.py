@@ -75,6 +75,24 @@ def test_pod_starts_without_a_layer(node: Node, box: Pushed, registry: Registry,
     assert NAMESPACE in node.containerd.names("namespaces", "ls")
 
 
+def test_pod_of_cri_as_it_is_by_default_is_lazy_once_the_image_is_prepared(
+    new_node: NewNode, cache_server: CacheServer, node: Node, box: Pushed, registry: Registry
+) -> None:
+    """Then nothing names the image: its layers are known by their chain ids."""
+    node.product.do("pull", f"docker://{box.reference}")
+    asked = box.layer_requests(registry)
+    plain = new_node(
+        server=cache_server.socket,
+        cri=True,
+        registry=registry.address,
+        sandbox_image=box.reference,
+        names_images=False,
+    )
+    with Cri(plain.containerd.address, plain.product.base) as cri:
+        cri.pull(box.reference)
+    assert box.layer_requests(registry) == asked
+
+
 def test_every_file_is_right(node: Node, box: Pushed, push: Push) -> None:
     files = data_files(seed=77)
     pushed = push(box_image(seed=77))

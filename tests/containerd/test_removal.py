@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.containerd.conftest import NewNode, Push
-from tests.support.box_image import GREETING, Pushed, box_image
+from tests.support.box_image import GREETING, Pushed, box_image, pause_image
 from tests.support.containerd import Containerd
+from tests.support.cri import NAMESPACE, Cri
 from tests.support.mounts import mounts_below
 from tests.support.node import Node
 from tests.support.product import CacheServer, await_true
+from tests.support.registry import Registry
 
 pytestmark = [pytest.mark.mount, pytest.mark.real]
 _IS_LONG = bool(os.environ.get("SNAPSHOTTER_LONG"))
@@ -53,6 +55,30 @@ def test_removed_image_leaves_no_snapshot_mount_or_directory(
     await_true(lambda: upper_directories(node) == [], "deleting", log=node.product.logs)
     assert node.containerd.names("content", "ls") == []
     assert node.containerd.names("leases", "ls") == []
+
+
+def test_image_that_cri_removes_leaves_no_mount(
+    new_node: NewNode, cache_server: CacheServer, registry: Registry, push: Push
+) -> None:
+    pause, box = push(pause_image()), push(box_image(seed=31))
+    node = new_node(
+        server=cache_server.socket,
+        cri=True,
+        registry=registry.address,
+        sandbox_image=pause.reference,
+    )
+    with Cri(node.containerd.address, node.product.base) as cri:
+        cri.pull(box.reference)
+        container = cri.start(box.reference, "sleep", "1000")
+        assert cri.exec(container, "cat", "/etc/greeting") == GREETING.decode()
+        assert views(node)
+        cri.remove_pods()
+        cri.remove_image(box.reference)
+        cri.remove_image(pause.reference)
+    kept = Containerd.beside(node.containerd, namespace=NAMESPACE)
+    await_true(lambda: kept.snapshots() == {}, "collecting", log=kept.log)
+    await_true(lambda: views(node) == [], "unmounting", log=node.service_log)
+    await_true(lambda: upper_directories(node) == [], "deleting", log=node.service_log)
 
 
 def test_disk_is_back_once_the_content_is_purged_too(

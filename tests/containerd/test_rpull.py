@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cache_server.images import unmerged
+from cache_server.sources.manifest import resolved
+from snapshotter.containerd.client import ContainerdClient
+from snapshotter.containerd.rpull import Outcome, image_documents, rpull
 from tests.support.box_image import GREETING, Pushed, box_image
+from tests.support.containerd import SNAPSHOTTER
 from tests.support.images import INDEX, push, write_layout
 from tests.support.node import Node
+from tests.support.product import await_true
 from tests.support.registry import Registry
 from tests.support.secured_registry import PASSWORD, USER, SecuredRegistry, pushed
 
@@ -84,6 +91,51 @@ def test_containerd_that_is_not_there_is_told(node: Node, box: Pushed) -> None:
     done = node.product.cli("rpull", box.reference, "--address", "/nowhere/at/all.sock")
     assert done.returncode == 5
     assert "containerd at /nowhere/at/all.sock" in done.stderr
+
+
+def test_snapshotter_that_containerd_does_not_know_is_told(node: Node, box: Pushed) -> None:
+    done = node.product.cli("rpull", box.reference, *node.where, "--snapshotter", "unheard-of")
+    assert done.returncode == 2
+    assert "snapshotter containerd config" in done.stderr
+
+
+def test_service_that_does_not_run_is_told_and_is_found_once_it_does(
+    node: Node, box: Pushed
+) -> None:
+    node.stop_service()
+    try:
+        done = node.product.cli("rpull", box.reference, *node.where)
+        assert done.returncode == 5
+        assert "is `snapshotter containerd serve` running?" in done.stderr
+        assert node.containerd.names("leases", "ls") == []
+    finally:
+        node.start_service()
+    await_true(
+        lambda: node.product.cli("rpull", box.reference, *node.where).returncode == 0,
+        "the service's return",
+        log=node.containerd.log,
+    )
+    assert node.containerd.run(box.reference, "cat", "/etc/greeting") == GREETING.decode()
+
+
+def test_many_at_once_make_one_image(node: Node, box: Pushed) -> None:
+    node.product.do("pull", f"docker://{box.reference}")
+    image = image_documents(
+        box.reference,
+        unmerged(resolved(box.image.manifest, box.image.config, "amd64", "box"), "amd64"),
+        [box.image.manifest.decode()],
+    )
+
+    def pull() -> Outcome:
+        with ContainerdClient(node.containerd.address, node.containerd.namespace) as client:
+            return rpull(client, SNAPSHOTTER, image)
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = [future.result() for future in [pool.submit(pull) for _ in range(16)]]
+    assert sorted(outcome.created for outcome in outcomes) == [False] * 15 + [True]
+    assert {outcome.healed for outcome in outcomes} == {0}
+    assert node.containerd.names("leases", "ls") == []
+    assert node.containerd.run(box.reference, "cat", "/etc/greeting") == GREETING.decode()
 
 
 def test_local_image_is_refused_before_anything_is_done(node: Node) -> None:

@@ -65,8 +65,7 @@ class Cri:
         trace: TracebackType | None,
     ) -> None:
         try:
-            for pod in self._pods:
-                self.remove_pod(pod)
+            self.remove_pods()
         finally:
             self._channel.close()
 
@@ -113,11 +112,12 @@ class Cri:
             raise RuntimeError(f"{command} in {container}: {done.stderr!r}")
         return bytes(done.stdout).decode()
 
-    def remove_pod(self, pod: str) -> None:
-        """Ends a pod with its container."""
-        request = _MESSAGES["PodRequest"](pod_sandbox_id=pod)
-        self._call("RuntimeService", "StopPodSandbox", request, "Nothing")
-        self._call("RuntimeService", "RemovePodSandbox", request, "Nothing")
+    def remove_pods(self) -> None:
+        """Ends all pods with their containers."""
+        while self._pods:
+            request = _MESSAGES["PodRequest"](pod_sandbox_id=self._pods.pop())
+            self._call("RuntimeService", "StopPodSandbox", request, "Nothing")
+            self._call("RuntimeService", "RemovePodSandbox", request, "Nothing")
 
     def _sandbox(self, name: str) -> Message:
         security = _MESSAGES["SandboxSecurity"](namespace_options=_host_network())
