@@ -174,6 +174,13 @@ class Session:
             raise SnapshotterError(f"FUSE reply to request {unique}: there is no answer in it")
         self._write(encode_answer(unique, answer))
 
+    def drop_pages(self, nodeid: int) -> None:
+        """Makes the kernel read a file anew; never from the session's thread.
+
+        It waits for reads of the file that are under way.
+        """
+        self._write((replies.encode_inval_inode(nodeid, 0, 0),))
+
     def _write(self, buffers: tuple[bytes | memoryview, ...]) -> None:
         try:
             os.writev(self._device, buffers)

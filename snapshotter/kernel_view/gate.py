@@ -133,6 +133,15 @@ class Gate:
                 self._nursery = None
                 nursery.cancel_scope.cancel()
 
+    async def drop_pages(self, names: Iterable[ContentName]) -> None:
+        """Makes the kernel read these contents anew, where it keeps what was read through here."""
+        for name in names:
+            if self._session is not None and self._journal.has(name):
+                nodeid = self._journal.nodeid(name)
+                await trio.to_thread.run_sync(
+                    self._session.drop_pages, nodeid, abandon_on_cancel=True
+                )
+
     # Names
 
     def _lookup(self, header: Header, message: wire.Lookup) -> Answer:

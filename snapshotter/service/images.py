@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +15,13 @@ import trio
 
 from snapshotter.cache_v1.protocol import Prepared, Progress
 from snapshotter.digest import parse_digest
-from snapshotter.errors import CorruptError, NotFoundError, SnapshotterError, UnsupportedError
+from snapshotter.errors import (
+    BusyError,
+    CorruptError,
+    NotFoundError,
+    SnapshotterError,
+    UnsupportedError,
+)
 from snapshotter.names import ContentName
 from snapshotter.platforms import host_architecture
 from snapshotter.store import images as records
@@ -96,6 +104,7 @@ class ImageCatalog:
         self._nursery = nursery
         self._saving = trio.Lock()
         self._pulls: dict[_Key, _Pull] = {}
+        self._held: Counter[int] = Counter()
         self._records = {record.number: record for record in records.load_all(directory)}
         self._last_number = records.last_number(directory)
 
@@ -191,10 +200,26 @@ class ImageCatalog:
             )
         return prepared.documents
 
+    @contextmanager
+    def hold(self, record: ImageRecord) -> Iterator[None]:
+        """Keeps an image from being removed, as long as something is made of it.
+
+        NotFoundError if it was removed since it was found.
+        """
+        if record.number not in self._records:
+            name = record.references[-1] if record.references else record.handle
+            raise NotFoundError(f"image {name} was removed meanwhile: snapshotter pull {name}")
+        self._held[record.number] += 1
+        try:
+            yield
+        finally:
+            self._held[record.number] -= 1
+
     async def remove(self, record: ImageRecord, name: str) -> bool:
         """Removes the name from an image that has others too, else the image; whether the latter.
 
-        ``name`` is what it was asked for by. Content stays: see the store.
+        ``name`` is what it was asked for by. Content stays: see the store. BusyError, with nothing
+        changed, while the image is held.
         """
         if name in record.references and len(record.references) > 1:
             changed = self._without(record, name)
@@ -202,6 +227,8 @@ class ImageCatalog:
             async with self._saving:
                 await trio.to_thread.run_sync(records.save, self._directory, changed)
             return False
+        if self._held[record.number]:
+            raise BusyError(f"remove image {name}: it is being mounted")
         del self._records[record.number]
         async with self._saving:
             await trio.to_thread.run_sync(records.remove, self._directory, record.number)

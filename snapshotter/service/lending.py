@@ -97,7 +97,8 @@ class Lending:
                 f"lend: mount id {request.mount_id[:40]!r} is not 12 hex digits"
             )
         image = self._find(request.chain) or await self._open(request.chain)
-        mount = await self._mounting.lend(request.mount_id, image, read_only=request.read_only)
+        with self._catalog.hold(image):
+            mount = await self._mounting.lend(request.mount_id, image, read_only=request.read_only)
         return control.Lent(
             mount=mount,
             image=image,

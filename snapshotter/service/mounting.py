@@ -38,10 +38,7 @@ _log = structlog.get_logger()
 _MOUNT_DEADLINE_S = 30.0
 _VACATE_DEADLINE_S = 5.0
 _VACATE_POLL_S = 0.05
-_DEGRADED = (
-    "its gate is gone: what was not read before cannot be opened (ENOTCONN); "
-    "unmount it and mount it again"
-)
+_DEGRADED = "its gate is gone: what was not read before cannot be opened (ENOTCONN)"
 _UNSERVED = "its process is gone: nothing in it can be used; unmount it and mount it again"
 
 
@@ -249,7 +246,7 @@ class Mounting:
         gate = self._backing.gate_device
         if gate is None or gate == stored.gate_device:
             return stored.mount
-        return msgspec.structs.replace(stored.mount, degraded=_DEGRADED)
+        return msgspec.structs.replace(stored.mount, degraded=_degraded(stored.mount))
 
     def _watch(self, stored: StoredMount) -> None:
         if stored.server_pid is not None and stored.is_served:
@@ -306,6 +303,21 @@ class Mounting:
             ) from error
         finally:
             late.set()
+
+
+def _degraded(mount: MountRecord) -> str:
+    """What is wrong with a view whose gate is gone, and how to mend it without losing anything.
+
+    The kernel cannot give a view another gate, and takes no second view over an upper in use.
+    """
+    again = "unmount it and mount it again"
+    if mount.upper is not None:
+        again += (
+            "; what was written goes with it, so copy that out first"
+            if mount.private_upper
+            else f" with --upper {mount.upper}"
+        )
+    return f"{_DEGRADED}; {again}"
 
 
 def _check_owner(pid: int) -> None:

@@ -168,7 +168,8 @@ class Requests:
             image = await self._pull(pull, reply)
         elif not (self._paths.objects / metadata_name(image.prepared).path).exists():
             image = await self._catalog.pull(request.image, request.architecture, refresh=False)
-        record, descriptor = await self._mounting.mount(request, image, view)
+        with self._catalog.hold(image):
+            record, descriptor = await self._mounting.mount(request, image, view)
         self._counters.add("mounts")
         answer = control.Mounted(mount=record, image=image, reason=reason)
         try:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -106,7 +106,10 @@ class ResolvableEvents:
 
 
 class StoreServer:
-    """Serves the control socket; ``stop`` is called when a client asks the store to end."""
+    """Serves the control socket; ``stop`` is called when a client asks the store to end.
+
+    ``on_discarded`` is awaited with corrupt contents that were removed.
+    """
 
     def __init__(
         self,
@@ -115,8 +118,10 @@ class StoreServer:
         counters: Counters,
         *,
         stop: Callable[[], None],
+        on_discarded: Callable[[list[ContentName]], Awaitable[None]],
     ) -> None:
         self._store = store
+        self._on_discarded = on_discarded
         self._events = events
         self._counters = counters
         self._stop = stop
@@ -180,6 +185,7 @@ class StoreServer:
             elif isinstance(request, messages.Discard):
                 names = [ContentName.parse_path(name) for name in request.names]
                 gone = await self._store.discard(names)
+                await self._on_discarded(gone)
                 return messages.Discarded(names=[str(name) for name in gone])
             return messages.Done()
         except SnapshotterError as error:

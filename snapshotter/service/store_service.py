@@ -48,11 +48,23 @@ async def serve(store: RunningStore, paths: Paths, config: Config, counters: Cou
     store.on_complete = events.add
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            server = StoreServer(store, events, counters, stop=nursery.cancel_scope.cancel)
+            gates: list[Gate] = []
+
+            async def forget_pages(names: list[ContentName]) -> None:
+                for gate in gates:
+                    await gate.drop_pages(names)
+
+            server = StoreServer(
+                store,
+                events,
+                counters,
+                stop=nursery.cancel_scope.cancel,
+                on_discarded=forget_pages,
+            )
             await nursery.start(store.run)
             nursery.start_soon(events.run)
             nursery.start_soon(server.run, paths.store_socket)
-            nursery.start_soon(_serve_gates, store, paths, config, counters, events)
+            nursery.start_soon(_serve_gates, store, paths, config, counters, events, gates)
             async for number in signals:
                 _log.info("ending", signal=signal.Signals(number).name)
                 nursery.cancel_scope.cancel()
@@ -60,9 +72,14 @@ async def serve(store: RunningStore, paths: Paths, config: Config, counters: Cou
 
 
 async def _serve_gates(
-    store: RunningStore, paths: Paths, config: Config, counters: Counters, events: ResolvableEvents
+    store: RunningStore,
+    paths: Paths,
+    config: Config,
+    counters: Counters,
+    events: ResolvableEvents,
+    gates: list[Gate],
 ) -> None:
-    """Serves one gate after the other."""
+    """Serves one gate after the other; ``gates`` has the one that is served."""
     while True:
         attachment = await _attach(paths.keeper_socket)
         journal = NodeJournal(paths.run / "gate-nodes", attachment.gate_id)
@@ -75,7 +92,9 @@ async def _serve_gates(
             _log.warning("gate lost before it was served", operation="resend", cause=str(error))
         server = Server(gate.operations(), report_fault=_report_fault)
         _log.info("serving the gate")
+        gates.append(gate)
         await gate.serve(Session(attachment.device, server))
+        gates.clear()
         # Not on cancellation: the session's thread still reads from the descriptor then.
         attachment.close()
         journal.close()

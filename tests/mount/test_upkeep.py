@@ -10,6 +10,7 @@ import pytest
 
 from snapshotter.digest import sha256
 from snapshotter.names import ContentName
+from tests.support.gate_mount import name_of
 from tests.support.images import Image, Layer, directory, file, write_layout
 from tests.support.product import CacheServer, NewProduct, Product
 
@@ -146,6 +147,23 @@ def test_corrupt_content_is_found_removed_and_fetched_again(start: Start, layout
     assert "corrupt content removed" in product.log("store")
     assert read_all(view) == was
     assert product.ask("cache", "verify")["corrupt"] == []
+
+
+def test_pages_of_a_large_file_that_were_corrupt_are_read_anew(
+    new_product: NewProduct, cache_server: CacheServer, layout: Path
+) -> None:
+    settings = {**SETTINGS, "read_ahead_kb": 128, "fetch_ahead_bytes": 0}
+    product = new_product(settings, server=cache_server.socket)
+    view = product.mount(f"oci:{layout}:a", "a")
+    with (view / "d/large").open("rb", buffering=0) as opened:
+        assert os.pread(opened.fileno(), 9, 0) == LARGE[:9]
+        partial = product.root / "partial" / name_of(LARGE).path
+        with partial.open("r+b") as spoiled:
+            os.pwrite(spoiled.fileno(), b"spoiled", MIB // 2)
+        assert os.pread(opened.fileno(), 7, MIB // 2) == b"spoiled"  # nothing checks it again
+        assert product.cli("cache", "verify").returncode == 7
+        assert os.pread(opened.fileno(), 7, MIB // 2) == LARGE[MIB // 2 :][:7]
+    assert (view / "d/large").read_bytes() == LARGE
 
 
 def test_images_rm_refuses_what_is_mounted(start: Start, layout: Path) -> None:

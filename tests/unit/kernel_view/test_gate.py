@@ -70,6 +70,7 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.replies: list[bytes] = []
+        self.dropped: list[int] = []
         self.has_replied = trio.Event()
         self._unmounted = threading.Event()
 
@@ -82,6 +83,9 @@ class FakeSession:
 
     def stop(self) -> None:
         self._unmounted.set()
+
+    def drop_pages(self, nodeid: int) -> None:
+        self.dropped.append(nodeid)
 
 
 class Rig:
@@ -483,3 +487,16 @@ def test_a_node_that_the_kernel_forgot_may_become_a_plain_file(
     assert error_of(rig.ask(b"g1", SMALL) or b"") == errno.ENOENT
     assert rig.counters.snapshot()["nodes_forgotten"] == 2
     assert len(rig.journal) == 0
+
+
+def test_pages_are_dropped_of_what_was_answered_with_a_node(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asker, "is_metadata_only", lambda _tid: True)
+    nodeid = nodeid_of(rig.ask(b"g1", SMALL) or b"")
+
+    async def body() -> None:
+        await rig.gate.drop_pages([LARGE, SMALL])
+        assert rig.session.dropped == [nodeid]
+
+    run(rig, body)

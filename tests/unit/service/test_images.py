@@ -280,3 +280,23 @@ def test_pulls_with_different_credentials_are_different_pulls(tmp_path: Path) ->
         assert sorted(map(str, server.authfiles)) == ["/one", "/two", "None"]
 
     run(tmp_path, server, use)
+
+
+def test_an_image_that_is_being_mounted_is_not_removed(tmp_path: Path) -> None:
+    server = FakeServer()
+    server.answers = {"a:1": prepared("h"), "a:2": prepared("h")}
+
+    async def use(catalog: ImageCatalog) -> None:
+        for name in ("a:1", "a:2"):
+            record = await catalog.pull(name)
+        with catalog.hold(record):
+            assert await catalog.remove(record, "a:1") is False  # a name of several may go
+            record = catalog.inspect("a:2")
+            with pytest.raises(BusyError, match="being mounted"):
+                await catalog.remove(record, "a:2")
+            assert records.load_all(tmp_path) == catalog.all() != []
+        assert await catalog.remove(record, "a:2") is True
+        with pytest.raises(NotFoundError, match="snapshotter pull a:2"), catalog.hold(record):
+            pass
+
+    run(tmp_path, server, use)

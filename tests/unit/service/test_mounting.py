@@ -1,9 +1,10 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from snapshotter.service.control import MountRecord
-from snapshotter.service.mounting import _clear_up
+from snapshotter.service.mounting import _clear_up, _degraded
 from snapshotter.service.mounts import StoredMount, boot_id
 from snapshotter.service.uppers import Upper
 
@@ -61,3 +62,18 @@ def test_private_upper_goes_with_its_record(gone: Path) -> None:
     (Upper(gone).upper / "file").touch()
     _clear_up(stored(gone.with_name("m1"), "an earlier boot", private=True), gone)
     assert not gone.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"upper": None}, "mount it again"),
+        ({"private_upper": True}, "copy that out first"),
+        ({}, "mount it again with --upper /work/7"),
+    ],
+)
+def test_a_view_without_gate_says_how_it_is_mended(changes: dict[str, object], remedy: str) -> None:
+    mount = stored(Path("/work/7"), boot_id()).mount
+    said = _degraded(msgspec.structs.replace(mount, **changes))
+    assert said.startswith("its gate is gone")
+    assert said.endswith(remedy)

@@ -89,6 +89,7 @@ class Rig:
         self.store = FakeStore()
         self.counters = Counters()
         self.stops = 0
+        self.discarded: list[ContentName] = []
 
     async def connect(self) -> Client:
         stream = await trio.open_unix_socket(str(self.path))
@@ -97,10 +98,19 @@ class Rig:
     def stop(self) -> None:
         self.stops += 1
 
+    async def note_discarded(self, names: list[ContentName]) -> None:
+        self.discarded += names
+
     def run(self, body: Callable[[Client], Awaitable[None]]) -> ResolvableEvents:
         async def main() -> None:
             self.events = ResolvableEvents()
-            server = StoreServer(self.store, self.events, self.counters, stop=self.stop)
+            server = StoreServer(
+                self.store,
+                self.events,
+                self.counters,
+                stop=self.stop,
+                on_discarded=self.note_discarded,
+            )
             async with trio.open_nursery() as nursery:
                 await nursery.start(server.run, self.path)
                 nursery.start_soon(self.events.run)
@@ -288,3 +298,4 @@ def test_eviction_and_discarding_are_relayed(rig: Rig) -> None:
 
     rig.run(body)
     assert rig.store.calls == [("evict", SMALL, LARGE), ("discard", SMALL, LARGE)]
+    assert rig.discarded == [SMALL]
