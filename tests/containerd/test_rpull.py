@@ -74,6 +74,7 @@ def test_private_image_is_pulled_with_the_authfile(node: Node, tmp_path: Path) -
         authfile.write_text(json.dumps({"auths": {name.partition("/")[0]: {"auth": auth}}}))
         node.rpull(text, "--authfile", str(authfile))
     # the registry is gone now: what was prepared needs it no more
+    assert not node.rpull(text, "--no-refresh")["created"]
     assert node.containerd.run(name, "cat", "/etc/greeting") == GREETING.decode()
 
 
