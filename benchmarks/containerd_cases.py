@@ -1,7 +1,8 @@
 """From the pull to a container's first output: our snapshotter against containerd's overlayfs.
 
-Both pull the same image from the same registry, on nodes of their own. Nothing is removed before
-the end (see ``World``): a sample on empty caches has a new node each time.
+Both pull the same image from the same registry, on nodes of their own. A sample on empty caches
+has a new node each time, whose processes end with it; no files are removed before the end (see
+``World``).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _cold(world: ContainerdWorld) -> Case:
 def _first(world: ContainerdWorld) -> Case:
     arms = {
         _BASELINE: lambda: _pull_whole(world),
-        _SUBJECT: lambda: _pull_lazily(world, world.new_server()),
+        _SUBJECT: lambda: _pull_unprepared(world),
     }
     return Case("containerd-first", "Pull and run, nothing prepared", arms, _SUBJECT, _BASELINE)
 
@@ -120,16 +121,30 @@ def _warm(world: ContainerdWorld) -> Case:
 
 def _pull_whole(world: ContainerdWorld) -> float:
     containerd = world.new_containerd()
-    with timed() as watch:
-        containerd.do("images", "pull", "--plain-http", world.reference)
-    return watch.seconds + _run(containerd, world.reference)
+    try:
+        with timed() as watch:
+            containerd.do("images", "pull", "--plain-http", world.reference)
+        return watch.seconds + _run(containerd, world.reference)
+    finally:
+        containerd.stop()
 
 
 def _pull_lazily(world: ContainerdWorld, server: CacheServer) -> float:
     node = world.new_node(server)
-    with timed() as watch:
-        node.rpull(world.reference)
-    return watch.seconds + _run(node.containerd, world.reference, "--snapshotter", SNAPSHOTTER)
+    try:
+        with timed() as watch:
+            node.rpull(world.reference)
+        return watch.seconds + _run(node.containerd, world.reference, "--snapshotter", SNAPSHOTTER)
+    finally:
+        node.end()
+
+
+def _pull_unprepared(world: ContainerdWorld) -> float:
+    server = world.new_server()
+    try:
+        return _pull_lazily(world, server)
+    finally:
+        server.end()
 
 
 def _run(containerd: Containerd, reference: str, *options: str) -> float:

@@ -83,13 +83,21 @@ class Node:
             *("--snapshotter", SNAPSHOTTER),
         )
 
-    def close(self) -> None:
-        """Ends everything and removes its files."""
+    def end(self) -> None:
+        """Ends everything; files stay."""
         try:
             self.containerd.stop()
             self.kill_service()
         finally:
-            self.product.close()
+            self.product.end()
+
+    def close(self) -> None:
+        """Ends everything and removes its files; closing again does nothing."""
+        if self.product.base.exists():
+            try:
+                self.end()
+            finally:
+                self.product.close()
 
     def _end_service(self, number: signal.Signals) -> None:
         if self._service is not None:
