@@ -1,6 +1,7 @@
 """``python -m benchmarks run``: samples the cases and writes docs/results/.
 
-``python -m benchmarks containerd`` does so for the cases with containerd.
+``python -m benchmarks containerd`` does so for the cases with containerd, and
+``python -m benchmarks sandboxes`` for those of the Python surface.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from typing import Any
 from benchmarks import machine, report
 from benchmarks.containerd_cases import ContainerdWorld, containerd_cases
 from benchmarks.measure import Case, CaseResult, run_case
+from benchmarks.sandbox_cases import sandbox_cases
 from benchmarks.start_cases import start_cases
 from benchmarks.view_cases import view_cases
 from benchmarks.world import World
@@ -54,9 +56,14 @@ def _containerd_cases(stack: contextlib.ExitStack) -> list[Case]:
     return containerd_cases(stack.enter_context(ContainerdWorld()))
 
 
+def _sandbox_cases(stack: contextlib.ExitStack) -> list[Case]:
+    return sandbox_cases(stack.enter_context(World()))
+
+
 _CASES: dict[str, Callable[[contextlib.ExitStack], list[Case]]] = {
     "kernel-view": _kernel_view_cases,
     "containerd": _containerd_cases,
+    "sandboxes": _sandbox_cases,
 }
 """By the name of the results, the cases; what they need is entered into the stack."""
 
@@ -79,7 +86,8 @@ def _write_results(name: str, results: list[CaseResult], facts: dict[str, Any], 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for command, suite in (("run", "kernel-view"), ("containerd", "containerd")):
+    suites = {"run": "kernel-view", "containerd": "containerd", "sandboxes": "sandboxes"}
+    for command, suite in suites.items():
         run = commands.add_parser(command, help=f"sample the cases of docs/results/{suite}.md")
         run.set_defaults(suite=suite)
         run.add_argument("--quick", action="store_true", help="3 samples after 1 warm-up; no files")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.debian_image import LocalImage
-from tests.support.product import NewProduct, Product
+from tests.support.product import CacheServer, NewProduct, Product
 
 pytestmark = [pytest.mark.mount, pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -18,8 +19,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def product(new_product: NewProduct) -> Iterator[Product]:
-    made = new_product()
+def product(new_product: NewProduct, cache_server: CacheServer) -> Iterator[Product]:
+    made = new_product(server=cache_server.socket)
+    made.root.mkdir()
+    shutil.copy(made.config, made.root)  # where it is looked for
     yield made
     stop = [sys.executable, "-m", "snapshotter", "--root", made.root, "daemon", "stop"]
     subprocess.run(stop, check=True, capture_output=True, env=made.environment)
