@@ -20,7 +20,7 @@ from snapshotter.api import paths_within as within
 from snapshotter.api.cancelling import Cancellation
 from snapshotter.api.paths_within import Owner, closing, errors_told
 from snapshotter.errors import InvalidInputError
-from snapshotter.kernel_view import syscalls
+from snapshotter.overlay.syscalls import open_beneath
 
 _PIECE_BYTES = 16 << 20
 _MAX_DEPTH = 128
@@ -64,12 +64,12 @@ def copy_in(
             with closing(within.open_listing(opened)) as listed:
                 there, is_new = within.make_directories(root, target, owner)
                 with closing(there):
-                    _Copy(owner, cancellation, listed, there).top(is_new=is_new)
+                    _Copy(source, owner, cancellation, listed, there).top(is_new=is_new)
         else:
             with closing(within.open_regular(opened, source)) as file:
                 parent, name = within.parent_of(root, target, owner)
                 with closing(parent):
-                    _Copy(owner, cancellation, file, parent).content(file, parent, name)
+                    _Copy(source, owner, cancellation, file, parent).content(file, parent, name)
 
 
 def copy_out(root: int, source: str, target: str, *, cancellation: Cancellation) -> None:
@@ -86,22 +86,27 @@ def copy_out(root: int, source: str, target: str, *, cancellation: Cancellation)
                 with closing(os.open(directory, _DIRECTORY)) as parent:
                     is_new = name != "" and within.make_directory(parent, name)
                 with closing(os.open(target, _DIRECTORY)) as there:
-                    _Copy(None, cancellation, listed, there).top(is_new=is_new)
+                    _Copy(f"{source} in the sandbox", None, cancellation, listed, there).top(
+                        is_new=is_new
+                    )
         else:
             with (
                 closing(within.open_regular(opened, source)) as file,
                 closing(os.open(directory, _DIRECTORY)) as parent,
             ):
-                _Copy(None, cancellation, file, parent).content(file, parent, name)
+                _Copy(f"{source} in the sandbox", None, cancellation, file, parent).content(
+                    file, parent, name
+                )
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy. ``source`` and ``target`` are what is copied and the directory it goes to.
+    """One copy, of what is called ``name``: from ``source`` to the directory ``target``.
 
     ``owner`` None leaves copies to this process's user. Descriptors are closed by who opened them.
     """
 
+    name: str
     owner: Owner | None
     cancellation: Cancellation
     source: int
@@ -127,17 +132,22 @@ class _Copy:
             raise InvalidInputError(f"copy {path}: more than {_MAX_DEPTH} directories deep")
         for name in os.listdir(source):
             self.cancellation.check()
-            opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
             below = os.path.join(path, name)
-            kind = os.fstat(opened).st_mode
-            if stat.S_ISDIR(kind):
-                with closing(within.open_listing(opened)) as listed:
-                    self._directory(listed, target, below, depth + 1)
-            elif stat.S_ISLNK(kind) or stat.S_ISFIFO(kind):
-                with closing(opened):
-                    self._special(opened, target, name)
-            else:
-                self._regular(opened, target, below)
+            with errors_told(f"copy {below} of {self.name}"):
+                self._entry(source, target, below, depth)
+
+    def _entry(self, source: int, target: int, path: str, depth: int) -> None:
+        name = os.path.basename(path)
+        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+        kind = os.fstat(opened).st_mode
+        if stat.S_ISDIR(kind):
+            with closing(within.open_listing(opened)) as listed:
+                self._directory(listed, target, path, depth + 1)
+        elif stat.S_ISLNK(kind) or stat.S_ISFIFO(kind):
+            with closing(opened):
+                self._special(opened, target, name)
+        else:
+            self._regular(opened, target, path)
 
     def _directory(self, source: int, target: int, path: str, depth: int) -> None:
         name = os.path.basename(path)
@@ -155,16 +165,15 @@ class _Copy:
         if first is not None and self._link_again(*first, target, name):
             os.close(opened)
             return
-        with closing(within.open_regular(opened, path)) as file:
+        with closing(within.open_regular(opened, f"{path} of {self.name}")) as file:
             made = self.content(file, target, name)
         if status.st_nlink > 1:
             self._linked[_identity(status)] = (path, made)
 
     def _link_again(self, path: str, made: tuple[int, int], target: int, name: str) -> bool:
         """Gives a copy one more name; False when it is not there as it was made."""
-        resolve = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
         try:
-            with closing(syscalls.openat2(path, self.target, os.O_PATH, resolve=resolve)) as first:
+            with closing(open_beneath(self.target, os.fsencode(path), os.O_PATH)) as first:
                 if _identity(os.fstat(first)) != made:
                     return False
                 within.remove_name(target, name)

@@ -22,9 +22,8 @@ from snapshotter.errors import (
     NotFoundError,
     SnapshotterError,
 )
-from snapshotter.kernel_view import syscalls
+from snapshotter.overlay import syscalls
 
-_RESOLVE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 _RESOLVE_TRIES = 32
 """openat2 gives up with EAGAIN when something was renamed meanwhile."""
 
@@ -59,7 +58,9 @@ def errors_told(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         kind = _KINDS.get(error.errno or 0, SnapshotterError)
-        at = "" if error.filename is None else f" at {error.filename}"
+        name = error.filename
+        is_told = isinstance(name, str) and not name.startswith("/proc/self/fd/")
+        at = f" at {name}" if is_told and name not in what else ""
         raise kind(f"{what}{at}: {os.strerror(error.errno or errno.EIO)}") from error
 
 
@@ -151,7 +152,7 @@ def remove_name(parent: int, name: str) -> None:
 def _open_within(root: int, path: str, flags: int) -> int:
     for _ in range(_RESOLVE_TRIES):
         try:
-            return syscalls.openat2(path or ".", root, flags, resolve=_RESOLVE)
+            return syscalls.open_in_root(root, os.fsencode(path or "."), flags)
         except BlockingIOError as error:
             refused = error
     raise refused

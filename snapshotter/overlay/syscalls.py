@@ -18,6 +18,7 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
 
 AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
@@ -35,12 +36,16 @@ _TIMES = struct.Struct("@qqqq")
 
 def open_beneath(directory: int, path: bytes, flags: int) -> int:
     """openat2(2): opens ``path`` strictly below ``directory``, on its file system, by no link."""
-    how = _OPEN_HOW.pack(
-        flags | os.O_CLOEXEC | os.O_NOFOLLOW,
-        0,
-        RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
-    )
-    return _call("open", path, _OPENAT2, directory, path, how, ctypes.c_size_t(len(how)))
+    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    return _openat2(directory, path, flags | os.O_NOFOLLOW, resolve)
+
+
+def open_in_root(directory: int, path: bytes, flags: int) -> int:
+    """openat2(2): opens what ``path`` means with ``directory`` as the root, links included.
+
+    Raises BlockingIOError when something was renamed meanwhile; it may be tried again.
+    """
+    return _openat2(directory, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def rename(
@@ -68,6 +73,11 @@ def set_times(
     if _libc.utimensat(at, name, times, 0 if follow else _AT_SYMLINK_NOFOLLOW):
         number = ctypes.get_errno()
         raise OSError(number, f"set times: {os.strerror(number)}", name)
+
+
+def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
+    return _call("open", path, _OPENAT2, directory, path, how, ctypes.c_size_t(len(how)))
 
 
 def _timespec(time_ns: int | None) -> tuple[int, int]:
