@@ -298,7 +298,7 @@ class Process:
         return self._command.pid
 
     def await_start(self) -> None:
-        """Waits until the command is there. Raises SandboxError when it cannot be."""
+        """Waits until the command is there. Raises SandboxError when it can never be."""
         self._command.wait_decided()
 
     def wait(self, timeout: float | None = None) -> int:

@@ -127,10 +127,18 @@ class Command:
         return self.reports.pid
 
     def wait_decided(self) -> None:
-        """Waits until the command is there. Raises SandboxError when it cannot be."""
+        """Waits until the command is there; raises as ``check_started`` does."""
         while not self.reports.is_decided:
             self.reports.wait()
-        if self.reports.failure is not None:
+        self.check_started()
+
+    def check_started(self) -> None:
+        """Raises SandboxError for a command that never was there.
+
+        A program that cannot be executed is always told by the command's end, though it may be
+        known by now.
+        """
+        if self.reports.failure is not None and self.reports.pid is None:
             raise self.reports.failure
 
     def wait_end(self, timeout_s: float | None = None) -> bool:

@@ -234,28 +234,27 @@ def test_a_cancelled_request_leaves_nothing(
 def test_asyncio_s_own_cancellation_ends_a_command_and_a_sandbox(
     daemon: FakeDaemon, upper: Path, tmp_path: Path
 ) -> None:
+    async def work(on_up: Callable[[], object]) -> None:
+        async with (
+            aio.connect(root=tmp_path) as client,
+            client.sandbox("i") as box,
+            box.start(HELD) as process,
+        ):
+            assert process.stdout is not None
+            await process.stdout.receive()
+            on_up()
+            await box.run(["sleep", "1000"])
+
     async def main() -> None:
         up = asyncio.Event()
-
-        async def work() -> None:
-            async with (
-                aio.connect(root=tmp_path) as client,
-                client.sandbox("i") as box,
-                box.start(HELD) as process,
-            ):
-                assert process.stdout is not None
-                await process.stdout.receive()
-                up.set()
-                await box.run(["sleep", "1000"])
-
-        task = asyncio.create_task(work())
+        task = asyncio.create_task(work(up.set))
         await up.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await work()
+            async with asyncio.timeout(None) as limit:
+                await work(lambda: limit.reschedule(0))
 
     asyncio.run(main())
     assert len(daemon.asked(control.Unmounted)) == 2

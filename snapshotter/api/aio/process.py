@@ -101,13 +101,12 @@ class Process:
         return self._command.pid
 
     async def await_start(self) -> None:
-        """Waits until the command is there. Raises SandboxError when it cannot be."""
+        """Waits until the command is there. Raises SandboxError when it can never be."""
         reports = self._command.reports
         while not reports.is_decided:
             await anyio.wait_readable(reports.fileno())
             reports.read()
-        if reports.failure is not None:
-            raise reports.failure
+        self._command.check_started()
 
     async def wait(self) -> int:
         """Waits for the end; the exit status (128+n for signal n). A cancelled wait kills nothing.

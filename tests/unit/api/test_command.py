@@ -11,9 +11,11 @@ from snapshotter.errors import (
     CommandFailedError,
     CommandTimeoutError,
     InvalidInputError,
+    SandboxError,
     UnavailableError,
 )
 from snapshotter.service import sandbox_messages as messages
+from snapshotter.service.sandbox_init import REPORT_FAILED, REPORT_READY
 from snapshotter.service.sandbox_link import RunReports
 
 
@@ -25,6 +27,7 @@ class Peer:
         with streams:
             self.stdin, self.stdout, self.stderr = map(os.dup, streams.theirs)
             ours, self.reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             ours.setblocking(False)
             self.command = Command(["it"], RunReports(ours), streams.take())
 
@@ -95,6 +98,29 @@ def test_a_cancelled_command_is_killed() -> None:
         capture(peer.command, b"", None, cancellation)
     cancel.join()
     killed.join()
+
+
+def test_a_program_that_is_not_there_is_told_by_the_end_however_early_it_is_known() -> None:
+    peer = Peer()
+    reports = peer.command.reports
+    peer.reports.send(REPORT_READY)
+    peer.reports.send(REPORT_FAILED + bytes([127]) + b"not there")
+    peer.end(127)
+    peer.command.wait_end()
+    assert reports.failure is not None
+    peer.command.wait_decided()
+    with pytest.raises(SandboxError, match="not there"):
+        capturing(peer)
+
+
+def test_a_sandbox_that_ends_before_its_command_is_there_is_told_at_once() -> None:
+    peer = Peer()
+    peer.reports.send(REPORT_FAILED + bytes([125]) + b"no such user")
+    peer.end(125)
+    with pytest.raises(SandboxError, match="no such user"):
+        peer.command.wait_decided()
+    with pytest.raises(SandboxError, match="no such user"):
+        capturing(peer)
 
 
 def test_an_exit_status_may_be_checked() -> None:
