@@ -100,7 +100,7 @@ class NodeJournal:
 
     def has(self, name: ContentName) -> bool:
         """Whether the kernel may know this content as a node, so that it must be one again."""
-        return self.name(self.nodeid(name)) == name
+        return bool(self._nodes) and self.name(self.nodeid(name)) == name
 
     def add(self, name: ContentName) -> int:
         """Notes that a lookup of this content is answered with a node, and returns the nodeid.

@@ -23,6 +23,14 @@ def test_no_process_grows_with_mounts_and_faults(new_product: NewProduct, tmp_pa
     assert max(grown.values()) < 3 * MIB, grown  # 600 bytes a fault
 
 
+def test_a_further_mounted_image_costs_the_daemon_little(
+    new_product: NewProduct, tmp_path: Path
+) -> None:
+    grown = memory.images(new_product({"companions_bytes": 0}), tmp_path, 4)
+    assert grown["daemon"] < 2 * MIB, grown
+    assert grown["store"] < 2 * MIB, grown
+
+
 def test_an_import_takes_memory_that_its_size_does_not_change(tmp_path: Path) -> None:
     small = memory.import_peak(tmp_path / "small", 16 * MIB)
     large = memory.import_peak(tmp_path / "large", 192 * MIB)

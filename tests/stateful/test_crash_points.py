@@ -17,6 +17,8 @@ import pytest
 
 from cache_server.library import Library
 from snapshotter.digest import sha256
+from snapshotter.kernel_view import node_journal
+from snapshotter.kernel_view.node_journal import NodeJournal
 from snapshotter.names import CHUNK_SIZE, ContentName
 from snapshotter.paths import Paths
 from snapshotter.service import uppers
@@ -40,6 +42,7 @@ PIECES = [LARGE[at : at + CHUNK_SIZE] for at in range(0, len(LARGE), CHUNK_SIZE)
 TABLE = chunk_table.encode([sha256(piece) for piece in PIECES], len(LARGE))
 LARGE_NAME = ContentName(sha256(TABLE), len(LARGE))
 NAMES = [ContentName(sha256(body), len(body)) for body in BODIES]
+GATE_ID = b"g" * 32
 UPPER = UpperRecord(metadata_image="sha256:1", image="demo")
 TAR = make_tar(FILES)
 
@@ -218,6 +221,37 @@ def check_leftovers(root: Path, point: str) -> None:
     assert left == ["images", "run"], point
 
 
+def prepare_nodes(root: Path) -> None:
+    journal = NodeJournal(root / "nodes", GATE_ID)
+    for name in NAMES[:2]:
+        journal.add(name)
+    journal.close()
+
+
+def forget_nodes(root: Path) -> None:
+    """The journal is written anew in between: see ``few_directories``."""
+    journal = NodeJournal(root / "nodes", GATE_ID)
+    journal.forget([(journal.nodeid(NAMES[1]), 1)])
+    journal.add(NAMES[2])
+    for _ in range(3):
+        journal.forget([(journal.add(LARGE_NAME), 1)])
+    journal.close()
+
+
+def check_nodes(root: Path, point: str) -> None:
+    """A node that the kernel has is known, whenever its store died."""
+    journal = NodeJournal(root / "nodes", GATE_ID)
+    assert journal.has(NAMES[0]), point
+    assert journal.name(journal.nodeid(NAMES[0])) == NAMES[0], point
+    assert len(journal) <= 4, point
+    journal.close()
+    forget_nodes(root)
+    journal = NodeJournal(root / "nodes", GATE_ID)
+    assert [journal.has(name) for name in NAMES] == [True, False, True], point
+    assert (root / "nodes").stat().st_size < 600_000, point
+    journal.close()
+
+
 def ingest_layer(root: Path) -> None:
     with Library(root) as library:
         ingest(library, TAR)
@@ -252,6 +286,7 @@ SCENARIOS = {
     "store: undo after a power cut": Scenario(
         prepare_power_cut, reopen_after_power_cut, check_store, 8
     ),
+    "store: forget nodes": Scenario(prepare_nodes, forget_nodes, check_nodes, 10),
     "daemon: image records": Scenario(lambda _: None, save_records, check_records, 8),
     "daemon: mount records": Scenario(lambda _: None, keep_mounts, check_mounts, 8),
     "daemon: make an upper": Scenario(lambda _: None, make_upper, check_upper, 5),
@@ -268,6 +303,7 @@ def few_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = tuple(sorted({name.directory for name in (*NAMES, LARGE_NAME)}))
     for module in (arrivals, inventory, objects):
         monkeypatch.setattr(module, "FAN_OUT", needed)
+    monkeypatch.setattr(node_journal, "_SLACK_RECORDS", 0)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
