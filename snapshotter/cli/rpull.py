@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from snapshotter.authfiles import chosen_authfile
+from snapshotter.cache_v1.protocol import Prepared
 from snapshotter.cli import output
 from snapshotter.cli.images import AuthfileOption, PlatformOption
 from snapshotter.cli.session import session_of
@@ -65,7 +67,7 @@ def rpull(
     snapshotter rpull debian:12
     ctr run --rm --snapshotter snapshotter docker.io/library/debian:12 box cat /etc/os-release
     """
-    containerd = _containerd()
+    _check_packages()
     session = session_of(context)
     name = registry_name(image)
     request = control.Pull(
@@ -78,34 +80,51 @@ def rpull(
         record = client.ask(request, control.Image, on_progress=progress).image
         asked = control.Documents(image=record.handle)
         documents = client.ask(asked, control.ImageDocuments).documents
-    made = containerd.image_documents(name, record.prepared, documents)
-    with containerd.ContainerdClient(address, namespace) as connection:
-        outcome = containerd.rpull(connection, snapshotter, made)
     document = {
-        "name": name,
-        "digest": made.target.digest,
-        "manifest": made.manifest.digest,
-        "architecture": record.prepared.architecture,
-        "chain_id": made.chain_id,
-        "layers": len(made.layers),
         "namespace": namespace,
         "snapshotter": snapshotter,
-        "created": outcome.created,
-        "healed": outcome.healed,
+        **_into_containerd(address, namespace, snapshotter, name, record.prepared, documents),
     }
     session.write(document, lambda: print(_summary(document)))
 
 
-def _containerd() -> ModuleType:
-    """What speaks to containerd; UnsupportedError where its packages are not installed."""
+def _into_containerd(
+    address: str,
+    namespace: str,
+    snapshotter: str,
+    name: str,
+    prepared: Prepared,
+    documents: Sequence[str],
+) -> dict[str, object]:
+    """Makes the image known there; what was done."""
+    from snapshotter.containerd.client import ContainerdClient
+    from snapshotter.containerd.image_documents import image_documents
+    from snapshotter.containerd.rpull import rpull
+
+    image = image_documents(name, prepared, documents)
+    with ContainerdClient(address, namespace) as client:
+        outcome = rpull(client, snapshotter, image)
+    return {
+        "name": name,
+        "digest": image.target.digest,
+        "manifest": image.manifest.digest,
+        "architecture": prepared.architecture,
+        "chain_id": image.chain_id,
+        "layers": len(image.layers),
+        "created": outcome.created,
+        "healed": outcome.healed,
+    }
+
+
+def _check_packages() -> None:
+    """Raises UnsupportedError, before anything is done, where gRPC is not installed."""
     try:
-        from snapshotter.containerd import rpull as module
+        for package in ("grpc", "google.protobuf"):
+            import_module(package)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"rpull: {error}; containerd is spoken to by grpcio and protobuf:"
-            " pip install 'lazy-snapshotter[containerd]'"
+            f"rpull: {error.name} is not installed; pip install 'lazy-snapshotter[containerd]'"
         ) from error
-    return module
 
 
 def _summary(document: dict[str, object]) -> str:

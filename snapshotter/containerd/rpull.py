@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from snapshotter.containerd.client import ContainerdClient
-from snapshotter.containerd.image_documents import Blob, ImageDocuments, image_documents
+from snapshotter.containerd.image_documents import Blob, ImageDocuments
 from snapshotter.containerd.messages import CONTENT, IMAGES, LEASES, MESSAGES, SNAPSHOTS, new
 from snapshotter.errors import (
     BusyError,
@@ -27,7 +27,6 @@ from snapshotter.errors import (
     UnsupportedError,
 )
 
-__all__ = ["ContainerdClient", "ImageDocuments", "Outcome", "image_documents", "rpull"]
 _LEASE_LIFE = timedelta(hours=1)
 """When a lease that a crash left behind may go; a pull's own work takes a second."""
 _COMMIT = 2

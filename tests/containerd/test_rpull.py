@@ -12,7 +12,8 @@ import pytest
 from cache_server.images import unmerged
 from cache_server.sources.manifest import resolved
 from snapshotter.containerd.client import ContainerdClient
-from snapshotter.containerd.rpull import Outcome, image_documents, rpull
+from snapshotter.containerd.image_documents import image_documents
+from snapshotter.containerd.rpull import Outcome, rpull
 from tests.support.box_image import GREETING, Pushed, box_image
 from tests.support.containerd import SNAPSHOTTER
 from tests.support.images import INDEX, push, write_layout
@@ -58,6 +59,10 @@ def test_image_of_many_platforms_keeps_its_index(
     assert INDEX in line
     assert digest in line
     assert node.containerd.run(reference, "cat", "/etc/greeting") == GREETING.decode()
+    foreign = ("--platform", "linux/riscv64")
+    assert node.rpull(reference, *foreign)["manifest"] == other.digest
+    printed = node.containerd.run(reference, "cat", "/etc/greeting", options=foreign)
+    assert printed == GREETING.decode()
     by_digest = f"{registry.address}/platforms@{mine.digest}"
     assert node.rpull(by_digest)["digest"] == mine.digest
     assert node.containerd.run(by_digest, "cat", "/etc/greeting") == GREETING.decode()
