@@ -152,9 +152,11 @@ class OpenSandbox:
             self._link.release()
         except SnapshotterError:
             pass  # its process is gone: then the view is, too
-        self._link.close()
-        self._daemon.tell_end(self.mounted.mount.id)
-        self._on_end(self)
+        try:  # before the process ends, which the daemon takes for the mount's end by itself
+            self._daemon.tell_end(self.mounted.mount.id)
+        finally:
+            self._link.close()
+            self._on_end(self)
 
     def _enter(self, view: int, record: control.MountRecord) -> None:
         """Makes the view the root of the sandbox's process; ``view`` is closed."""

@@ -114,7 +114,7 @@ class Mounting:
             undo.callback(os.close, descriptor)
             record = MountRecord(
                 id=mount_id,
-                image=_name_of(image, request.image),
+                image=request.image if request.image in image.references else plan.name,
                 image_number=image.number,
                 view=view,
                 upper=str(plan.directory) if plan.directory else None,
@@ -318,12 +318,6 @@ def _degraded(mount: MountRecord) -> str:
             else f" with --upper {mount.upper}"
         )
     return f"{_DEGRADED}; {again}"
-
-
-def _name_of(image: ImageRecord, asked: str) -> str:
-    """What a mount's users know its image by: a reference, where it has one."""
-    names = image.references
-    return asked if asked in names or not names else names[-1]
 
 
 def _check_owner(pid: int) -> None:
