@@ -236,6 +236,10 @@ class Product(_Owned):
         names = sorted(path.stem for path in self.run.glob("*.log"))
         return "\n".join(f"--- {name}.log\n{self.log(name)[-3000:]}" for name in names)
 
+    def cut_off(self) -> None:
+        """SIGKILLs every process and takes every mount away, as when the machine goes down."""
+        super().end()
+
     def end(self) -> None:
         """Unmounts and stops everything; by force what does not go by itself."""
         for mount in reversed(mounts_below(self.base)):

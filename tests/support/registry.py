@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+_IMAGE = "registry:2"
 _START_DEADLINE_S = 30.0
 _CONFIG = """\
 version: 0.1
@@ -120,14 +121,17 @@ class BinaryRegistry(Registry):
 
 
 class ContainerRegistry(Registry):
-    """testcontainers' registry, on a host port that stays the same over a restart."""
+    """The same program in a container, on a host port that stays the same over a restart.
+
+    Not testcontainers' own class for it, which needs more packages for its passwords.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        from testcontainers.registry import DockerRegistryContainer
+        from testcontainers.core.container import DockerContainer
 
         port = int(self.address.rpartition(":")[2])
-        self._container: Any = DockerRegistryContainer().with_bind_ports(5000, port)
+        self._container: Any = DockerContainer(_IMAGE).with_bind_ports(5000, port)
         self._exists = False
 
     def _start(self) -> None:
