@@ -3,7 +3,8 @@
     python examples/async_sandboxes.py IMAGE [--count 20] [--at-once 4] [--loop trio] [--root DIR]
 
 Every task gets a file, runs a command whose output is read while it comes, and hands back a file.
-The last task never ends by itself: its limit ends it, and nothing of it is left. Needs root.
+One more never ends by itself: it is cancelled when the others are done, and nothing of it is left.
+Needs root.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("image", help="with python3 in it; spelled as for `snapshotter run`")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--limit", type=float, default=10.0, help="of each task, in seconds")
+    parser.add_argument("--limit", type=float, default=60.0, help="of each task, in seconds")
     parser.add_argument("--loop", choices=["asyncio", "trio"], default="asyncio")
     parser.add_argument("--root", help="of the snapshotter; default: the system's")
     options = parser.parse_args()
@@ -43,19 +44,21 @@ async def run_all(options: argparse.Namespace) -> None:
     """Runs all tasks, a few at a time."""
     slots = anyio.Semaphore(options.at_once)
 
-    async def run_one(number: int) -> None:
+    async def run_limited(name: str) -> None:
         async with slots:
             with anyio.move_on_after(options.limit) as limit:
-                name = "forever" if number == options.count - 1 else f"task {number}"
                 await run_task(client, image, name)
             if limit.cancelled_caught:
                 print(f"{name}: ended after {options.limit:g} s")
 
     async with aio.connect(root=options.root) as client:
         image = await client.pull(options.image)
-        async with anyio.create_task_group() as group:
-            for number in range(options.count):
-                group.start_soon(run_one, number)
+        async with anyio.create_task_group() as endless:
+            endless.start_soon(run_task, client, image, "forever")
+            async with anyio.create_task_group() as group:
+                for number in range(options.count):
+                    group.start_soon(run_limited, f"task {number}")
+            endless.cancel_scope.cancel()
         print(f"{len(await client.mounts())} sandboxes are left")
 
 

@@ -50,7 +50,7 @@ def test_the_loop_of_sandboxes(product: Product, debian: LocalImage) -> None:
     fetched = [int(task[2].replace(",", "")) for task in tasks if task is not None]
     assert len(fetched) == 20
     assert fetched[0] > 1 << 20
-    assert fetched[2:] == [0] * 18  # what the first ones had fetched serves all
+    assert fetched[10:] == [0] * 10  # what the first ones had fetched serves all
     assert lines[20:] == ['task 3 left {"task": 3, "square": 9}']
     for number in range(20):
         assert f'"task": {number},' in (uppers / f"task-{number:02}/upper/result.json").read_text()
@@ -58,13 +58,13 @@ def test_the_loop_of_sandboxes(product: Product, debian: LocalImage) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_sandboxes_at_once(product: Product, debian: LocalImage, loop: str) -> None:
-    options = ("--count", "4", "--at-once", "3", "--limit", "8", "--loop", loop)
+    options = ("--count", "4", "--at-once", "2", "--loop", loop)
     lines = play(product, "async_sandboxes.py", debian.reference, *options)
-    for number in range(3):
+    for number in range(4):
         assert f"task {number}: line 2 of 2" in lines
         said = f"task {number}: exit status 0, 'second of task {number}' comes first now"
         assert said in lines
-    assert "forever: ended after 8 s" in lines
+    assert not any("forever: exit status" in line for line in lines)
     assert lines[-1] == "0 sandboxes are left"
 
 
