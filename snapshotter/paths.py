@@ -48,6 +48,11 @@ class Paths:
         return self.root / "mounts"
 
     @property
+    def guests(self) -> Path:
+        """Kernels, initramfs and uppers of virtual machines."""
+        return self.root / "vm"
+
+    @property
     def server_root(self) -> Path:
         """Packs and catalog of the cache server that the daemon starts by itself."""
         return self.root / "server"

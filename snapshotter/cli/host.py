@@ -77,10 +77,12 @@ def doctor(context: typer.Context) -> None:
     snapshotter doctor
     """
     from snapshotter.containerd.setting_up import diagnose
+    from snapshotter.vm.facts import guest_facts
 
     session = session_of(context)
     with session.connect() as client:
         found = client.ask(control.Facts(), control.HostFacts)
+    found.facts += guest_facts(session.paths.guests)
     containerd = diagnose(session.paths.containerd_socket)
     session.write(
         {"views": found.views, "facts": found.facts, "containerd": containerd},

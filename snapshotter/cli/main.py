@@ -14,6 +14,8 @@ from snapshotter import __version__
 from snapshotter.cli import cache, containerd, host, images, mounts
 from snapshotter.cli import rpull as rpull_module
 from snapshotter.cli import run as run_module
+from snapshotter.cli import vm as vm_module
+from snapshotter.cli.command_options import RunCommand
 from snapshotter.cli.session import Command, Session
 from snapshotter.cli.virtiofs import virtiofs
 from snapshotter.errors import InvalidInputError, SnapshotterError
@@ -42,7 +44,7 @@ app.command(cls=Command)(images.pull)
 app.command(cls=Command)(rpull_module.rpull)
 app.command(cls=Command)(mounts.mount)
 app.command(cls=Command)(mounts.umount)
-app.command(cls=run_module.RunCommand)(run_module.run)
+app.command(cls=RunCommand)(run_module.run)
 app.command(cls=Command)(mounts.ps)
 app.command(cls=Command)(virtiofs)
 app.add_typer(images.images_group, name="images")
@@ -52,6 +54,7 @@ app.add_typer(cache.cache, name="cache", help="See, verify and free what is stor
 app.add_typer(
     containerd.containerd, name="containerd", help="Serve containerd, and how to set it up."
 )
+app.add_typer(vm_module.vm, name="vm", help="Run images in virtual machines.")
 app.add_typer(host.daemon, name="daemon", help="Start, stop and see the daemon.")
 
 

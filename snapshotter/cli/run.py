@@ -9,48 +9,33 @@ from typing import Annotated
 import typer
 
 from snapshotter.cli import output
+from snapshotter.cli.command_options import (
+    CommandArgument,
+    EntrypointOption,
+    EnvironmentOption,
+    UserOption,
+    WorkdirOption,
+)
 from snapshotter.cli.images import AuthfileOption, ImageArgument, PlatformOption
 from snapshotter.cli.mounts import ReadOnlyOption, UpperOption, ViewOption
-from snapshotter.cli.session import Command, session_of
+from snapshotter.cli.session import session_of
 from snapshotter.service.requesting import mount_request
-
-
-class RunCommand(Command):
-    """``run``: words after the image are the command's, and so are exit statuses below 125."""
-
-    foreign_after = 1
-    failure_status = 125
 
 
 def run(
     context: typer.Context,
     image: ImageArgument,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] CMD…", help="Default: the image's.", show_default=False),
-    ] = None,
-    environment: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="K[=V]", help="Set a variable, or pass on the host's."),
-    ] = None,
-    workdir: Annotated[
-        str | None,
-        typer.Option("--workdir", "-w", metavar="DIR", help="Where to start; made if missing."),
-    ] = None,
+    command: CommandArgument = None,
+    environment: EnvironmentOption = None,
+    workdir: WorkdirOption = None,
     volumes: Annotated[
         list[str] | None,
         typer.Option(
             "--volume", "-v", metavar="SRC:DST[:ro]", help="Show a host file or directory at DST."
         ),
     ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option("--user", "-u", metavar="USER[:GROUP]", help="Names of the image, or ids."),
-    ] = None,
-    entrypoint: Annotated[
-        str | None,
-        typer.Option(metavar="PROGRAM", help="Instead of the image's; empty for none."),
-    ] = None,
+    user: UserOption = None,
+    entrypoint: EntrypointOption = None,
     hostname: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: the mount's id.")
     ] = None,

@@ -39,6 +39,13 @@ def virtiofs(
         ),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every write.")] = False,
+    contents: Annotated[
+        bool,
+        typer.Option(
+            "--contents",
+            help="Serve no tree but all contents by name, for a guest whose kernel has the names.",
+        ),
+    ] = False,
 ) -> None:
     """Serve an image to a virtual machine as a vhost-user file system, without a mount here.
 
@@ -54,8 +61,8 @@ def virtiofs(
     from snapshotter.config import load_config
     from snapshotter.service import virtiofs_view
 
-    if (upper is None) == (not read_only):
-        raise InvalidInputError("give --upper DIR, or --read-only")
+    if [upper is not None, read_only, contents].count(True) != 1:
+        raise InvalidInputError("give one of --upper DIR, --read-only and --contents")
     session = session_of(context)
     request = control.Pull(
         image=image_here(image),
@@ -72,5 +79,6 @@ def virtiofs(
         record,
         socket=socket.absolute(),
         upper=None if upper is None else Path(os.path.realpath(upper)),
+        contents_only=contents,
     )
     virtiofs_view.become(options)

@@ -29,6 +29,7 @@ from snapshotter.fuse.wire import Header
 from snapshotter.overlay.merged import Merged
 from snapshotter.overlay.upper import Upper
 from snapshotter.paths import Paths, default_paths
+from snapshotter.projection.content_tree import ContentTree
 from snapshotter.projection.image_lower import ImageLower
 from snapshotter.projection.image_reader import ImageReader
 from snapshotter.service import confinement
@@ -71,6 +72,8 @@ class VirtiofsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The object's path below ``objects``."""
     image_number: int
     upper: str | None
+    contents_only: bool
+    """Whether contents are served by name (``projection.content_tree``), and not the image."""
     large_file_bytes: int
     fetch_deadline_s: float
 
@@ -101,12 +104,11 @@ def _make_server(
         paths.store_socket, image=options.image_number, deadline_s=options.fetch_deadline_s
     )
     closing.callback(fetch.close)
-    image = ImageLower(_open_image(paths.objects / options.metadata_image), contents)
-    fs: Any = image
-    if options.upper is not None:
-        upper = Upper(Path(options.upper) / "upper", Path(options.upper) / "work")
-        closing.callback(upper.close)
-        fs = Merged([image], upper)
+    fs: Any
+    if options.contents_only:
+        fs = ContentTree(contents)
+    else:
+        fs = _make_tree(paths, options, contents, closing)
     is_writable = options.upper is not None
     return FileSystemServer(
         fs,
@@ -116,6 +118,17 @@ def _make_server(
         fetch=fetch,
         limit=MAX_NODES,
     )
+
+
+def _make_tree(
+    paths: Paths, options: VirtiofsOptions, contents: ViewContents, closing: contextlib.ExitStack
+) -> Any:
+    image = ImageLower(_open_image(paths.objects / options.metadata_image), contents)
+    if options.upper is None:
+        return image
+    upper = Upper(Path(options.upper) / "upper", Path(options.upper) / "work")
+    closing.callback(upper.close)
+    return Merged([image], upper)
 
 
 def _open_image(path: Path) -> ImageReader:

@@ -30,7 +30,13 @@ _MODULE = "snapshotter.service.virtiofs_process"
 
 
 def make_options(
-    paths: Paths, config: Config, image: ImageRecord, *, socket: Path, upper: Path | None
+    paths: Paths,
+    config: Config,
+    image: ImageRecord,
+    *,
+    socket: Path,
+    upper: Path | None,
+    contents_only: bool = False,
 ) -> VirtiofsOptions:
     """What the process is told; ``upper`` is made, or used again.
 
@@ -54,6 +60,7 @@ def make_options(
         metadata_image=metadata.path,
         image_number=image.number,
         upper=None if upper is None else str(upper),
+        contents_only=contents_only,
         large_file_bytes=config.large_file_bytes,
         fetch_deadline_s=config.lookup_deadline_s,
     )

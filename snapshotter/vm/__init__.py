@@ -1,0 +1,1 @@
+"""Guests: an image as the root file system of a virtual machine."""
