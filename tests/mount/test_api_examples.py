@@ -68,6 +68,26 @@ def test_sandboxes_at_once(product: Product, debian: LocalImage, loop: str) -> N
     assert lines[-1] == "0 sandboxes are left"
 
 
+def test_the_program_of_the_readme(product: Product, debian: LocalImage) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    block = re.search(r"```python\n(from snapshotter import api\n.*?)```", readme, re.DOTALL)
+    assert block is not None
+    code = block[1].replace("docker://registry.example/agent:latest", debian.reference)
+    program = code.replace("api.connect()", f"api.connect(root={str(product.root)!r})")
+    (product.base / "task").mkdir()
+    task = "import os; open('/task/result', 'w').write(os.environ['N']); print('done')"
+    (product.base / "task/main.py").write_text(task)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=product.environment,
+        cwd=product.base,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 done\n\n", "")
+    assert (product.base / "result").read_text() == "7"
+
+
 def test_mounting_and_reading(product: Product, debian: LocalImage) -> None:
     lines = play(product, "mount_and_read.py", debian.reference, "/etc/passwd")
     counted = re.fullmatch(r"([\d,]+) files of ([\d,]+) bytes; fetched for that: 0 bytes", lines[0])
