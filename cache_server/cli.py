@@ -32,7 +32,7 @@ again), 6 busy, 7 corrupt, 8 not supported,
 """
 
 app = typer.Typer(
-    add_completion=False,
+    name="cache-server",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

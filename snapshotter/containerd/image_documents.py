@@ -9,6 +9,7 @@ import msgspec
 
 from snapshotter.cache_v1.protocol import Layer, Prepared
 from snapshotter.containerd.labels import IMAGE, REF
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import CorruptError
 
@@ -169,5 +170,5 @@ def _digest(raw: bytes) -> str:
 def _decode(name: str, raw: bytes) -> _Document:
     try:
         return msgspec.json.decode(raw, type=_Document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise CorruptError(f"image {name}: document {_digest(raw)}: {error}") from error

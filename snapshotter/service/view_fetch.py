@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, SnapshotterError, UnavailableError, from_code
 from snapshotter.framing import FrameDecoder, encode_frame
 from snapshotter.names import ContentName
@@ -99,7 +100,7 @@ class ViewFetch:
         self._idle.append(connection)
         try:
             return _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise InvalidInputError(f"answer of the store at {self._path}: {error}") from error
 
     def _connect(self) -> socket.socket:

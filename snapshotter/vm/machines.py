@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
+from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, UnsupportedError
 from snapshotter.service.mounts import boot_id
 from snapshotter.vm.qemu import Accelerator, Machine, MachineKind
@@ -94,7 +95,7 @@ def kvm_trouble(verdict_file: Path) -> str | None:
         return "/dev/kvm may not be opened by this user: add the user to the group kvm"
     try:
         verdict = msgspec.json.decode(verdict_file.read_bytes(), type=KvmVerdict)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         return None
     return verdict.reason if verdict.boot_id == boot_id() else None
 

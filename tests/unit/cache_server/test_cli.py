@@ -217,3 +217,23 @@ def test_gc_removes_what_removed_images_needed(tmp_path: Path, with_server: bool
 
 def test_the_version_is_told() -> None:
     assert command("--version").stdout == f"cache-server {snapshotter.__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "offered"), [("im", "import"), ("serve --lim", "--limit")])
+def test_the_shell_can_complete_commands_and_options(words: str, offered: str) -> None:
+    """As the function that --show-completion prints asks for it."""
+    line = f"cache-server {words}"
+    code = "import sys; sys.argv = ['cache-server']; from cache_server.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "_CACHE_SERVER_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert offered in done.stdout.split(), done.stderr
