@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import trio
 
+from snapshotter.cache_v1.answers import chunk_answer, expect
 from snapshotter.cache_v1.connection import Body, Connection, TransportError, connect
 from snapshotter.cache_v1.protocol import (
     MAX_CHUNK_TABLE_BYTES,
     ChunkTable,
     Data,
     Done,
-    Error,
     Fetch,
     Open,
     Ping,
@@ -29,8 +30,6 @@ from snapshotter.cache_v1.protocol import (
     Progress,
     Ready,
     Request,
-    Response,
-    error_from,
 )
 from snapshotter.digest import format_digest, sha256
 from snapshotter.errors import (
@@ -53,6 +52,9 @@ INLINE_BYTES = 64 << 10
 _RETRY_PAUSE_S = 0.05
 _BUSY_PAUSE_S = (0.02, 0.5)
 """The first and the longest; what is waited is half of it at least (10 to 500 ms)."""
+
+_TELL_INTERVAL_S = 0.01
+"""The loop hears of large chunks no more often: its turns take time from those who receive them."""
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class CacheClient:
             while isinstance(response := await connection.response(), Progress):
                 if on_progress is not None:
                     on_progress(response)
-            return _expect(connection, response, Prepared)
+            return expect(connection, response, Prepared)
 
         return await self._call(
             f"prepare {image}", attempt, patience_s=PREPARE_DEADLINE_S, is_repeatable=False
@@ -155,7 +157,7 @@ class CacheClient:
         async def attempt(connection: Connection) -> bytes | bytearray:
             content = format_digest(name.content_id)
             await connection.ask(ChunkTable(content=content, size=name.size), token=self._token)
-            data = _expect(connection, await connection.response(), Data, more=True)
+            data = expect(connection, await connection.response(), Data, more=True)
             if data.length > MAX_CHUNK_TABLE_BYTES:
                 raise InvalidInputError(f"chunk table of {data.length} bytes")
             body = await connection.body(data.length)
@@ -205,32 +207,49 @@ class CacheClient:
     async def fetch_large(self, chunks: Sequence[bytes], receiver: Receiver) -> None:
         """``fetch`` for large chunks: one thread receives, digests and keeps them all."""
         remaining = list(chunks)
-        loop = trio.lowlevel.current_trio_token()
 
         async def attempt(connection: Connection) -> None:
-            def finish(digest: bytes, error: SnapshotterError | None) -> None:
-                connection.heard()
-                receiver.finish(digest, error)
-
-            def exchange() -> None:
-                request = Fetch(chunks=[format_digest(chunk) for chunk in remaining])
-                connection.send(request, token=self._token)
-                while remaining:
-                    digest = remaining[0]
-                    error = self._take_chunk(connection, digest, receiver)
-                    del remaining[0]
-                    loop.run_sync_soon(finish, digest, error)
-                _expect(connection, connection.receive(), Done)
-
-            await connection.in_thread(exchange)
+            loop = trio.lowlevel.current_trio_token()
+            await connection.in_thread(
+                lambda: self._exchange_large(connection, remaining, receiver, loop)
+            )
 
         await self._call(f"fetch of {len(chunks)} large chunks", attempt)
+
+    def _exchange_large(
+        self,
+        connection: Connection,
+        remaining: list[bytes],
+        receiver: Receiver,
+        loop: trio.lowlevel.TrioToken,
+    ) -> None:
+        """In a thread; takes from ``remaining`` what is done, and tells the loop now and then."""
+        taken: list[tuple[bytes, SnapshotterError | None]] = []
+
+        def tell(told: list[tuple[bytes, SnapshotterError | None]]) -> None:
+            connection.heard()
+            for digest, error in told:
+                receiver.finish(digest, error)
+
+        request = Fetch(chunks=[format_digest(chunk) for chunk in remaining])
+        connection.send(request, token=self._token)
+        tell_at_s = time.monotonic() + _TELL_INTERVAL_S
+        try:
+            while remaining:
+                taken.append((remaining[0], self._take_chunk(connection, remaining[0], receiver)))
+                del remaining[0]
+                if time.monotonic() > tell_at_s:
+                    loop.run_sync_soon(tell, taken)
+                    taken, tell_at_s = [], time.monotonic() + _TELL_INTERVAL_S
+            expect(connection, connection.receive(), Done)
+        finally:
+            loop.run_sync_soon(tell, taken)
 
     def _take_chunk(
         self, connection: Connection, digest: bytes, receiver: Receiver
     ) -> SnapshotterError | None:
         """Receives a chunk, in a thread; what is wrong with it alone."""
-        answer = _chunk_answer(connection, connection.receive(), digest)
+        answer = chunk_answer(connection, connection.receive(), digest)
         if isinstance(answer, SnapshotterError):
             return answer
         with connection.chunk(answer) as body:
@@ -243,7 +262,7 @@ class CacheClient:
     async def _receive_chunk(
         self, connection: Connection, digest: bytes, receiver: Receiver
     ) -> None:
-        answer = _chunk_answer(connection, await connection.response(), digest)
+        answer = chunk_answer(connection, await connection.response(), digest)
         if isinstance(answer, SnapshotterError):
             receiver.finish(digest, answer)
             return
@@ -269,7 +288,7 @@ class CacheClient:
             if isinstance(response, Done):
                 connection.end()
                 return
-            data = _expect(connection, response, Data, more=True)
+            data = expect(connection, response, Data, more=True)
             if not data.companion or data.object is None or data.length > CHUNK_SIZE:
                 raise InvalidInputError(f"{data.length} bytes that nobody asked for")
             name = ContentName.parse_path(data.object)
@@ -282,7 +301,7 @@ class CacheClient:
     async def _simple(self, op: str, request: Request, answer: type[T]) -> T:
         async def attempt(connection: Connection) -> T:
             await connection.ask(request, token=self._token)
-            return _expect(connection, await connection.response(), answer)
+            return expect(connection, await connection.response(), answer)
 
         return await self._call(op, attempt)
 
@@ -367,34 +386,6 @@ class CacheClient:
 
 class _ProtocolBreachError(Exception):
     """The peer sent what cache-v1 does not allow here."""
-
-
-def _expect(connection: Connection, response: object, kind: type[T], *, more: bool = False) -> T:
-    """``response`` if it is of that kind; raises the error it stands for, or InvalidInputError.
-
-    Unless ``more`` follows, the exchange has ended with it.
-    """
-    if isinstance(response, kind):
-        if not more:
-            connection.end()
-        return response
-    if isinstance(response, Error) and response.chunk is None:
-        connection.end()
-        raise error_from(response)
-    raise InvalidInputError(f"unexpected {type(response).__name__.lower()}")
-
-
-def _chunk_answer(
-    connection: Connection, response: Response, digest: bytes
-) -> int | SnapshotterError:
-    """The length of the body that follows, or what is wrong with that chunk alone."""
-    text = format_digest(digest)
-    if isinstance(response, Error) and response.chunk == text:
-        return error_from(response)
-    data = _expect(connection, response, Data, more=True)
-    if data.chunk != text or data.length > CHUNK_SIZE:
-        raise InvalidInputError(f"{data.length} bytes of {data.chunk} instead of chunk {text}")
-    return data.length
 
 
 async def _digest(body: bytes) -> bytes:

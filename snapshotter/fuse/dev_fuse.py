@@ -14,10 +14,14 @@ import select
 import threading
 from typing import NamedTuple
 
+import structlog
+
 from snapshotter.errors import SnapshotterError, UnavailableError, UnsupportedError
 from snapshotter.fuse import replies, wire
 from snapshotter.fuse.server import Answer, Server, encode_answer
 from snapshotter.fuse.wire import Init, InitFlag, Opcode
+
+_log = structlog.get_logger()
 
 _MAX_WRITE = 4096
 """The least that the kernel takes. What is served here is read-only."""
@@ -185,6 +189,12 @@ class Session:
         try:
             os.writev(self._device, buffers)
         except OSError as error:
+            if error.errno == errno.EFAULT:
+                # The payload is a part of a file that the disk does not give; see store.reading.
+                unique = replies.unique_of(buffers[0])
+                _log.error("reply failed", operation="reply", unique=unique, cause=str(error))
+                self._write((replies.encode_error(unique, errno.EIO),))
+                return
             # ENOENT: the asker is gone; ENODEV and EBADF: so is the file system or the session.
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.EBADF):
                 raise

@@ -37,6 +37,11 @@ def encode_error(unique: int, errno: int) -> bytes:
     return _REPLY.pack(REPLY_HEADER_SIZE, -errno, unique)
 
 
+def unique_of(head: bytes | memoryview) -> int:
+    """The request that a reply with this head answers."""
+    return int(_REPLY.unpack_from(head)[2])
+
+
 BLOCK_SIZE = 4096
 """Told as st_blksize: what programs read at once at least."""
 

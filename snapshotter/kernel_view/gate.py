@@ -18,10 +18,10 @@ invalidated. Nothing else is remembered: a successor on the same descriptor need
 from __future__ import annotations
 
 import errno
-import re
 import stat
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import structlog
 import trio
@@ -32,44 +32,19 @@ from snapshotter.fuse import replies, wire
 from snapshotter.fuse.dev_fuse import Session
 from snapshotter.fuse.server import Answer, Operation
 from snapshotter.fuse.wire import Header, Opcode
-from snapshotter.kernel_view import asker
+from snapshotter.kernel_view import asker, gate_nodes
+from snapshotter.kernel_view.content_store import ContentStore
 from snapshotter.kernel_view.node_journal import CONTENT_NODE, NodeJournal
 from snapshotter.names import ContentName
 from snapshotter.telemetry import Counters
 from snapshotter.vfs import Attr
 
-VERDICT_NODE = 2
-_VERDICT_FAN_OUT = 0x100
-_IMAGE_NODE = 1 << 62
-_FAN_OUT_BIT = 0x100
-"""Nodeids: 1 root; 2 v; 0x100 + fan-out below it; bit 62, the image number shifted by 9, and for
-a fan-out directory bit 8 and its byte; bit 63: content."""
-
 FOREVER_NS = (1 << 40) * 1_000_000_000
-_IMAGE_NAME = re.compile(rb"g(0|[1-9][0-9]{0,14})")
-_FAN_OUT_NAME = re.compile(rb"[0-9a-f]{2}")
 _SIGNAL_INTERVAL_S = 0.2
+_ROUNDS = 8
+"""How often the READs that wait are looked through within their deadline."""
 
 _log = structlog.get_logger()
-
-
-class ContentStore(Protocol):
-    """What the gate needs of the store; errors are SnapshotterError or OSError."""
-
-    def has(self, name: ContentName) -> bool:
-        """Whether the object is here, complete. From any thread."""
-
-    def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | None:
-        """These bytes (fewer at the end) or None if any are missing. From any thread."""
-
-    async def materialise(self, name: ContentName, *, image: int = 0) -> None:
-        """Makes the object; DiskFullError if it can be had only by ``ensure``."""
-
-    async def prepare_partial(self, name: ContentName, *, image: int = 0) -> None:
-        """Gets a large content's chunk table, so that it can be served by chunk."""
-
-    async def ensure(self, name: ContentName, offset: int, length: int, *, image: int = 0) -> None:
-        """Gets a range; ``read_ready`` then has it."""
 
 
 class Gate:
@@ -95,6 +70,8 @@ class Gate:
         self._counters = counters
         self._on_resolvable = on_resolvable
         self._pending: dict[int, int] = {}  # unique → thread id of the asker
+        self._waiting: dict[int, tuple[int, ContentName]] = {}  # unique → since which round
+        self._round = 0
         self._session: Session | None = None
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -123,6 +100,7 @@ class Gate:
         async with trio.open_nursery() as nursery:
             self._session, self._nursery = session, nursery
             self._token = trio.lowlevel.current_trio_token()
+            nursery.start_soon(self._give_up_in_time)
             task_status.started()
             try:
                 await trio.to_thread.run_sync(
@@ -149,13 +127,13 @@ class Gate:
         if parent & CONTENT_NODE:
             return errno.ENOTDIR
         if parent == wire.ROOT_NODEID:
-            nodeid = _directory_in_root(message.name)
-        elif parent & _FAN_OUT_BIT:
+            nodeid = gate_nodes.directory_in_root(message.name)
+        elif parent & gate_nodes.FAN_OUT_BIT:
             return self._lookup_content(header, message.name)
         else:
-            nodeid = _fan_out(parent, message.name)
+            nodeid = gate_nodes.fan_out(parent, message.name)
         if nodeid is None:
-            return errno.EIO if _is_verdict(parent) else errno.ENOENT
+            return errno.EIO if gate_nodes.is_verdict(parent) else errno.ENOENT
         return _entry(nodeid, _directory_attr(nodeid))
 
     def _lookup_content(self, header: Header, file: bytes) -> Answer:
@@ -164,8 +142,8 @@ class Gate:
             name = ContentName.parse(b"%02x" % (header.nodeid & 0xFF), file)
         except InvalidInputError:
             # No content can have this name; but a file that asks for it by it cannot be served.
-            return errno.EIO if _is_verdict(header.nodeid) else errno.ENOENT
-        if _is_verdict(header.nodeid):
+            return errno.EIO if gate_nodes.is_verdict(header.nodeid) else errno.ENOENT
+        if gate_nodes.is_verdict(header.nodeid):
             return self._verdict(name)
         is_here = self._store.has(name)
         if self._journal.has(name):
@@ -177,7 +155,7 @@ class Gate:
         if asker.is_metadata_only(header.pid):
             self._counters.add("metadata_only_lookups")
             return self._file_entry(name)
-        image = (header.nodeid ^ _IMAGE_NODE) >> 9
+        image = gate_nodes.image_number(header.nodeid)
         self._begin(header, self._fetch_for_lookup, header.unique, name, image)
         return None
 
@@ -241,15 +219,46 @@ class Gate:
             self._report("read", name, error)
             return errno.EIO
         if data is None:
-            unique, offset = header.unique, message.offset
-            self._begin(header, self._fetch_for_read, unique, name, offset, length)
+            self._read_later(header, name, message.offset, length)
         return data
+
+    def _read_later(self, header: Header, name: ContentName, offset: int, length: int) -> None:
+        """Has a READ answered by whoever brings the last of its chunks, else by a task."""
+        unique = header.unique
+
+        def take(data: bytes | memoryview | None) -> None:
+            if self._waiting.pop(unique, None) is None:
+                return  # it was given up
+            if data is not None:
+                self._finish(unique, data)
+            elif unique in self._pending:
+                self._run_soon(self._fetch_for_read, unique, name, offset, length)
+
+        self._pending[unique] = header.pid
+        self._waiting[unique] = (self._round, name)
+        if not self._store.read_later(name, offset, length, take):
+            del self._waiting[unique]
+            self._run_soon(self._fetch_for_read, unique, name, offset, length)
+        self._mind_resent(header)
+
+    async def _give_up_in_time(self) -> None:
+        """Ends the READs that have waited, without a task, until their deadline."""
+        deadline_s = self._config.lookup_deadline_s
+        while True:
+            await trio.sleep(deadline_s / _ROUNDS)
+            self._round += 1
+            for unique, (since, name) in list(self._waiting.items()):
+                if self._round - since <= _ROUNDS or self._waiting.pop(unique, None) is None:
+                    continue
+                if unique in self._pending:
+                    self._report("read", name, _too_late(deadline_s))
+                    self._finish(unique, errno.EIO)
 
     async def _fetch_for_read(
         self, unique: int, name: ContentName, offset: int, length: int
     ) -> None:
         is_large = name.size > self._config.large_file_bytes
-        data: bytes | None = None
+        data: bytes | memoryview | None = None
 
         async def fetch() -> None:
             nonlocal data
@@ -275,11 +284,13 @@ class Gate:
     ) -> None:
         """Has a request served by a trio task; from the session's thread."""
         self._pending[header.unique] = header.pid
+        self._run_soon(serve, *arguments)
+        self._mind_resent(header)
+
+    def _run_soon(self, serve: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._token is not None
-        self._token.run_sync_soon(self._start, serve, *arguments)
-        if header.unique & wire.RESENT:
-            # Its asker may have got a signal, and us an INTERRUPT, while nobody served.
-            self._mind_signals(header.unique, header.pid)
+        with suppress(trio.RunFinishedError):  # a successor will be asked again
+            self._token.run_sync_soon(self._start, serve, *arguments)
 
     def _start(self, serve: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         if self._nursery is not None:
@@ -310,7 +321,7 @@ class Gate:
             except Exception as error:  # noqa: BLE001 - one request must not end the others
                 self._report(operation, name, error, is_unforeseen=True)
             return False
-        self._report(operation, name, UnavailableError(f"not here within {deadline_s:g} s"))
+        self._report(operation, name, _too_late(deadline_s))
         return False
 
     def _report(
@@ -334,6 +345,11 @@ class Gate:
             self._mind_signals(message.unique, tid)
         return None
 
+    def _mind_resent(self, header: Header) -> None:
+        if header.unique & wire.RESENT:
+            # Its asker may have got a signal, and us an INTERRUPT, while nobody served.
+            self._mind_signals(header.unique, header.pid)
+
     def _mind_signals(self, unique: int, tid: int) -> None:
         """Lets an asker die that is being killed, now or when it comes to that.
 
@@ -350,6 +366,10 @@ class Gate:
             if asker.is_being_killed(tid):
                 self._finish(unique, errno.EINTR)
             await trio.sleep(_SIGNAL_INTERVAL_S)
+
+
+def _too_late(deadline_s: float) -> UnavailableError:
+    return UnavailableError(f"not here within {deadline_s:g} s")
 
 
 _STATFS = replies.encode_statfs(blocks=1 << 20, free=1 << 19, files=1 << 20)
@@ -371,23 +391,3 @@ def _file_attr(nodeid: int, size: int) -> Attr:
 
 def _attr(nodeid: int, *, mode: int, nlink: int, size: int) -> Attr:
     return Attr(nodeid, mode, nlink, 0, 0, 0, size, -(-size // 512), 0, 0, 0)
-
-
-def _is_verdict(nodeid: int) -> bool:
-    """Whether it is v or one of its fan-out directories."""
-    return not nodeid & _IMAGE_NODE and nodeid != wire.ROOT_NODEID
-
-
-def _directory_in_root(name: bytes) -> int | None:
-    if name == b"v":
-        return VERDICT_NODE
-    match = _IMAGE_NAME.fullmatch(name)
-    return None if match is None else _IMAGE_NODE | int(match[1]) << 9
-
-
-def _fan_out(parent: int, name: bytes) -> int | None:
-    if _FAN_OUT_NAME.fullmatch(name) is None:
-        return None
-    if parent == VERDICT_NODE:
-        return _VERDICT_FAN_OUT | int(name, 16)
-    return parent | _FAN_OUT_BIT | int(name, 16)

@@ -20,7 +20,7 @@ import trio
 from snapshotter.decoding import DECODE_ERRORS
 from snapshotter.errors import InvalidInputError, SnapshotterError
 from snapshotter.framing import FrameDecoder, encode_frame
-from snapshotter.kernel_view.gate import ContentStore
+from snapshotter.kernel_view.content_store import ContentStore
 from snapshotter.names import ContentName
 from snapshotter.service import store_control as messages
 from snapshotter.store.removal import Evicted

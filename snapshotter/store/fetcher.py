@@ -2,8 +2,8 @@
 
 Asking is synchronous and never waits: ``submit`` puts a chunk on a list, and as many workers as the
 client has connections take from it what has gathered, whenever they are free. Small files go
-first, what is fetched ahead of its reader last. Large chunks are dealt out to all connections but
-one, so that neighbours travel on several, and small files wait for none of them.
+first, what is fetched ahead of its reader last. Large chunks are dealt out to two connections, so
+that neighbours travel side by side, and small files wait for none of them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from snapshotter.telemetry import Counters
 SMALL_BYTES = 64 << 10
 """Whole objects up to this size are likely to be read with their neighbours: ask for companions."""
 _REQUEST_BYTES = CHUNK_SIZE
-_LARGE_CONNECTIONS = MAX_CONNECTIONS - 1
-"""What is left to small files, so that none waits for a large one."""
-_MOST_LARGE_CHUNKS = 4
+_LARGE_CONNECTIONS = MAX_CONNECTIONS - 2
+"""As many threads receive and digest large chunks: more of them keep one another from running.
+What is left is for small files, so that none waits for a large one."""
+_MOST_LARGE_CHUNKS = 8
 """In one request, when there is enough for every connection."""
 
 Sink = Callable[[Body], None]
@@ -101,10 +102,14 @@ class Fetcher:
             wanted.takers.append((sink, finish))
 
     def hurry(self, digest: bytes) -> None:
-        """Somebody waits now for a chunk that may have been submitted ahead of its reader."""
-        wanted = self._ahead.pop(digest, None)
-        if wanted is not None:
-            self._large[digest] = wanted
+        """Somebody waits now for a chunk that may have been submitted ahead of its reader.
+
+        [any thread]
+        """
+        with self._lock:
+            wanted = self._ahead.pop(digest, None)
+            if wanted is not None:
+                self._large[digest] = wanted
 
     def _find(self, digest: bytes) -> _Wanted | None:
         found = (queue.get(digest) for queue in (*self._queues, self._flying))
@@ -127,10 +132,12 @@ class Fetcher:
                     nursery.start_soon(self._work)
         finally:
             queues = (*self._queues, self._flying)
-            for wanted in [wanted for queue in queues for wanted in queue.values()]:
+            with self._lock:
+                unfinished = [wanted for queue in queues for wanted in queue.values()]
+                for queue in queues:
+                    queue.clear()
+            for wanted in unfinished:
                 _finish(wanted, UnavailableError("the store is stopping; try again"))
-            for queue in queues:
-                queue.clear()
 
     async def _work(self) -> None:
         while True:
@@ -156,19 +163,30 @@ class Fetcher:
         return self._large or self._ahead or None
 
     def _take(self, queue: dict[bytes, _Wanted]) -> list[_Wanted]:
-        """The next request: in the order of asking, about one chunk's bytes or a few chunks."""
-        limit_bytes = _REQUEST_BYTES
-        if queue is not self._small:
-            limit_bytes *= max(1, min(len(queue) // _LARGE_CONNECTIONS, _MOST_LARGE_CHUNKS))
-        batch: list[_Wanted] = []
+        """The next request: small chunks of about one chunk's bytes, or a few large ones."""
+        with self._lock:
+            chosen = self._choose_small() if queue is self._small else self._choose_large()
+            for wanted in chosen:
+                for waiting in self._queues:
+                    waiting.pop(wanted.digest, None)
+                self._flying[wanted.digest] = wanted
+        return chosen
+
+    def _choose_small(self) -> list[_Wanted]:
+        """In the order of asking."""
+        chosen: list[_Wanted] = []
         total_bytes = 0
-        while queue and len(batch) < MAX_FETCH_CHUNKS and total_bytes < limit_bytes:
-            digest = next(iter(queue))
-            wanted = queue.pop(digest)
-            batch.append(wanted)
+        for wanted in self._small.values():
+            if len(chosen) == MAX_FETCH_CHUNKS or total_bytes >= _REQUEST_BYTES:
+                break
+            chosen.append(wanted)
             total_bytes += wanted.length
-            self._flying[digest] = wanted
-        return batch
+        return chosen
+
+    def _choose_large(self) -> list[_Wanted]:
+        """Every second or third, if as many connections are free: neighbours come side by side."""
+        waiting = [*self._large.values(), *self._ahead.values()]
+        return waiting[:: _LARGE_CONNECTIONS - self._large_requests][:_MOST_LARGE_CHUNKS]
 
     async def _fetch_large(self, batch: list[_Wanted]) -> None:
         receiver = self._receiver(batch)

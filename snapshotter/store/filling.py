@@ -88,8 +88,13 @@ class Filling:
             return
         missing = file.missing(offset, length)
         flights = [self._fetch(file, index, is_ahead=is_ahead) for index in missing]
-        for flight in flights:
+        for flight in reversed(flights):  # when the last has ended, most have
             await flight.wait()
+
+    def hurry(self, file: PartialFile, offset: int, length: int) -> None:
+        """Somebody waits for a range of which some may be fetched ahead. [any thread]"""
+        for index in file.missing(offset, length):
+            self._fetcher.hurry(file.digests[index])
 
     async def complete(self, name: ContentName) -> None:
         """Has all of it here, as an object."""
@@ -117,6 +122,7 @@ class Filling:
                 self._fetcher.hurry(file.digests[index])
             return known
         flight = self._flights.take_off(key)
+        file.waiting.expect(index)
 
         def sink(body: Body) -> None:
             with disk_errors(f"write chunk {index} of {file.name}"):
@@ -126,6 +132,7 @@ class Filling:
             if error is None and file.is_complete:
                 self._promote(file)
             self._flights.land(key, flight, error)
+            file.waiting.ended(index)
 
         length = chunk_table.chunk_length(file.name, index)
         self._fetcher.submit(file.digests[index], length, sink, finish, is_ahead=is_ahead)

@@ -31,7 +31,8 @@ class Flight:
 
     async def wait(self) -> None:
         """Returns at the end, or raises its error. Cancelling a waiter leaves the work alone."""
-        await self._ended.wait()
+        if not self._ended.is_set():
+            await self._ended.wait()
         if self._error is not None:
             # An instance for each waiter: raising one in many tasks would grow its traceback.
             raise type(self._error)(*self._error.args) from self._error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 
 from snapshotter.errors import CorruptError, InvalidInputError
 from snapshotter.names import CHUNK_SIZE, ContentName
@@ -25,10 +26,15 @@ from snapshotter.store.objects import (
     write_whole,
 )
 from snapshotter.store.read_ahead import ReadAhead
+from snapshotter.store.reading import read_range
+from snapshotter.store.waiting import Chunk, WaitingReads
 
 TABLE = ".table"
 MAP = ".map"
 _FILLING_MODE = 0o600
+
+TakeLater = Callable[[bytes | memoryview | None], None]
+"""Takes what was read, valid during the call alone, or None: ask for it anew. In any thread."""
 
 
 class PartialFile:
@@ -40,6 +46,7 @@ class PartialFile:
         self.name = name
         self.digests = digests
         self.read_ahead = ReadAhead(name.size, partials.fetch_ahead_bytes)
+        self.waiting = WaitingReads(present)
         self._present = present
         self._partials = partials
 
@@ -53,16 +60,42 @@ class PartialFile:
         first, end = _chunk_range(self.name, offset, length)
         return [index for index in range(first, end) if not self._present[index]]
 
-    def read(self, offset: int, length: int) -> bytes | None:
+    def read(self, offset: int, length: int) -> bytes | memoryview | None:
         """The bytes of that range, short at the end of the file; None if a chunk is missing."""
         first, end = _chunk_range(self.name, offset, length)
         if self._present.find(0, first, end) != -1:
             return None
         file = self._partials.data(self.name)  # held: it stays open until the read is over
-        return os.pread(file.descriptor, length, offset)
+        return read_range(file.descriptor, offset, length)
+
+    def read_later(self, offset: int, length: int, take: TakeLater) -> bool:
+        """Has ``take`` called with the bytes of that range, by this call or when they have come.
+
+        False: it will not be called, since not all of them are being fetched.
+        """
+
+        first, end = _chunk_range(self.name, offset, length)
+        return self.waiting.add(
+            first,
+            end,
+            lambda last: take(self._cut(last, offset, length)),
+            lambda: take(None),
+        )
+
+    def _cut(self, chunk: Chunk | None, offset: int, length: int) -> bytes | memoryview | None:
+        if chunk is not None:
+            index, body = chunk
+            start = offset - index * CHUNK_SIZE
+            end = min(offset + length, self.name.size) - index * CHUNK_SIZE
+            if start >= 0 and end <= len(body):
+                return body[start:end]
+        try:
+            return self.read(offset, length)
+        except OSError:
+            return None  # it has become the object, or the disk fails: who asks anew will know
 
     def write_chunk(self, index: int, body: bytes | bytearray | memoryview) -> None:
-        """Keeps a verified chunk; OSError leaves it missing.
+        """Keeps a verified chunk, and answers who waits for it; OSError leaves it missing.
 
         Raises InvalidInputError for bytes of another length than the chunk's.
         """
@@ -74,6 +107,8 @@ class PartialFile:
         write_whole(data.descriptor, body, index * CHUNK_SIZE)
         write_whole(chunk_map.descriptor, b"\1", index)
         self._present[index] = 1
+        with memoryview(body) as view:
+            self.waiting.arrived(index, view)
 
     def promote(self, objects: Objects) -> None:
         """Makes the complete file the object, without a copy; the partial file is gone then."""

@@ -37,8 +37,9 @@ from snapshotter.store.fetcher import Fetcher
 from snapshotter.store.filling import Filling
 from snapshotter.store.flight import Flight, Flights
 from snapshotter.store.objects import Objects, disk_errors
-from snapshotter.store.partial import Partials
+from snapshotter.store.partial import Partials, TakeLater
 from snapshotter.store.read_ahead import LEAST_BYTES
+from snapshotter.store.reading import read_range
 from snapshotter.store.reclaim import Reclaimer
 from snapshotter.store.removal import Evicted, Removal
 from snapshotter.store.space import Space
@@ -156,11 +157,11 @@ class Store:
         """Whether the complete object is here. [any thread]"""
         return self._objects.has(name)
 
-    def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | None:
+    def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | memoryview | None:
         """The bytes of that range if all are here, short at the end of the file. [any thread]
 
         None means: call ``ensure`` first. Never zeros for what is missing. SnapshotterError if
-        the disk fails.
+        the disk fails. A memoryview is only to be written on (``reading``).
         """
         if length <= 0 or offset >= name.size:
             return b""
@@ -169,13 +170,26 @@ class Store:
             if ready is not None:
                 return ready
             file = self._descriptors.get(("object", name), lambda: self._objects.open(name))
-            return os.pread(file.descriptor, length, offset)
+            return read_range(file.descriptor, offset, length)
         except FileNotFoundError:
             return self._unkept.read(name, offset, length)
         except OSError as error:
             raise SnapshotterError(f"read of {name}: {error.strerror or error}") from error
 
-    def _read_partial(self, name: ContentName, offset: int, length: int) -> bytes | None:
+    def read_later(self, name: ContentName, offset: int, length: int, take: TakeLater) -> bool:
+        """Has ``take`` called with that range when it has come, if all of it is on its way.
+
+        Else False, and ``take`` is not called: ``ensure`` gets it. [any thread]
+        """
+        file = self._filling.find(name)
+        if file is None or not file.read_later(offset, length, take):
+            return False
+        self._filling.hurry(file, offset, length)
+        return True
+
+    def _read_partial(
+        self, name: ContentName, offset: int, length: int
+    ) -> bytes | memoryview | None:
         file = self._filling.find(name)
         if file is None:
             return None

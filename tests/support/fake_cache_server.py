@@ -65,6 +65,11 @@ class FakeCacheServer:
             self.tables[format_digest(name.content_id)] = table
         return name
 
+    def place(self, text: str, name: ContentName) -> int:
+        """Which chunk of that content this digest is."""
+        table = self.tables[format_digest(name.content_id)]
+        return [format_digest(digest) for digest in chunk_table.decode(table, name)].index(text)
+
     def corrupt(self, digest: bytes) -> None:
         """Flips a byte of a chunk."""
         text = format_digest(digest)

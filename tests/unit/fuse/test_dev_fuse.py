@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from snapshotter.errors import UnavailableError, UnsupportedError
 from snapshotter.fuse import dev_fuse
@@ -145,6 +146,23 @@ def test_a_reply_that_the_device_refuses_is_an_error(
     monkeypatch.setattr(dev_fuse.os, "writev", fail)
     with pytest.raises(OSError, match="told to fail"):
         session_of(pair[1]).reply(4, b"late")
+
+
+def test_a_payload_that_the_disk_does_not_give_is_eio(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.writev
+
+    def writev(descriptor: int, buffers: tuple[bytes, ...]) -> int:
+        if len(buffers) > 1:
+            raise OSError(errno.EFAULT, "told to fail")
+        return original(descriptor, buffers)
+
+    monkeypatch.setattr(dev_fuse.os, "writev", writev)
+    with structlog.testing.capture_logs() as logs:
+        session_of(pair[1]).reply(4, b"late")
+    assert pair[0].recv(1000) == struct.pack("=IiQ", 16, -errno.EIO, 4)
+    assert [(line["operation"], line["unique"]) for line in logs] == [("reply", 4)]
 
 
 def test_resend_where_the_kernel_has_it_not(

@@ -18,6 +18,7 @@ from snapshotter.errors import DiskFullError, UnavailableError
 from snapshotter.fuse.server import Server, encode_answer
 from snapshotter.fuse.wire import RESENT, Opcode
 from snapshotter.kernel_view import asker
+from snapshotter.kernel_view.content_store import TakeLater
 from snapshotter.kernel_view.gate import Gate
 from snapshotter.kernel_view.node_journal import NodeJournal
 from snapshotter.names import ContentName
@@ -38,12 +39,19 @@ class FakeStore:
         self.failure: Exception | None = None
         self.delay_s = 0.0
         self.is_full = False
+        self.is_coming = False
+        self.later: list[TakeLater] = []
 
     def has(self, name: ContentName) -> bool:
         return name in self.objects
 
     def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | None:
         return b"x" * length if name in self.objects | self.ready else None
+
+    def read_later(self, name: ContentName, offset: int, length: int, take: TakeLater) -> bool:
+        if self.is_coming:
+            self.later.append(take)
+        return self.is_coming
 
     async def materialise(self, name: ContentName, *, image: int = 0) -> None:
         await self._work("materialise", name, image)
@@ -403,6 +411,47 @@ def test_what_the_kernel_shall_not_ask_is_not_implemented(rig: Rig, opcode: int)
     reply = rig.send(opcode, bytes(64))
     assert reply is not None
     assert error_of(reply) == errno.ENOSYS
+
+
+def test_a_read_of_what_is_on_its_way_takes_no_task(rig: Rig) -> None:
+    nodeid = rig.journal.add(LARGE)
+    rig.store.is_coming = True
+
+    async def body() -> None:
+        assert rig.read(nodeid, 0, 4096, unique=500) is None
+        rig.store.later.pop()(memoryview(b"later"))
+        assert rig.session.replies == [b"".join(encode_answer(500, b"later"))]
+        assert rig.store.calls == []
+
+    assert run(rig, body) == []
+
+
+def test_a_read_of_what_does_not_come_after_all_asks_for_it(rig: Rig) -> None:
+    nodeid = rig.journal.add(LARGE)
+    rig.store.is_coming = True
+
+    async def body() -> None:
+        assert rig.read(nodeid, 4096, 10, unique=500) is None
+        rig.store.later.pop()(None)
+        assert await rig.answer(None) == b"".join(encode_answer(500, b"x" * 10))
+        assert rig.store.calls == [("ensure", LARGE, 4096, 10)]
+
+    assert run(rig, body) == []
+
+
+def test_a_read_of_what_is_on_its_way_for_too_long_is_given_up(rig: Rig) -> None:
+    nodeid = rig.journal.add(LARGE)
+    rig.store.is_coming = True
+
+    async def body() -> None:
+        begun_s = trio.current_time()
+        assert error_of(await rig.answer(rig.read(nodeid, 0, 4096))) == errno.EIO
+        assert DEADLINE_S <= trio.current_time() - begun_s <= 1.25 * DEADLINE_S
+        rig.store.later.pop()(b"too late")
+        assert rig.session.replies == []
+
+    (line,) = run(rig, body)
+    assert line["cause"] == "not here within 30 s"
 
 
 def interrupt(rig: Rig, unique: int) -> None:

@@ -13,6 +13,7 @@ import trio
 
 from snapshotter.errors import UnavailableError
 from snapshotter.framing import FrameDecoder, encode_frame
+from snapshotter.kernel_view.content_store import TakeLater
 from snapshotter.names import ContentName
 from snapshotter.service import store_control as messages
 from snapshotter.service import store_server
@@ -34,6 +35,9 @@ class FakeStore:
 
     def read_ready(self, name: ContentName, offset: int, length: int) -> bytes | None:
         return None
+
+    def read_later(self, name: ContentName, offset: int, length: int, take: TakeLater) -> bool:
+        return False
 
     async def materialise(
         self, name: ContentName, *, image: int = 0, is_vital: bool = False

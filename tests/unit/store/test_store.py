@@ -147,15 +147,9 @@ async def test_neighbouring_chunks_travel_on_several_connections(
 ) -> None:
     async with fake_cache_server(socket_path) as server, open_store() as store:
         name = server.add(content(12 * CHUNK_SIZE))
-        await store.ensure(name, 0, 1)
-        server.gate = trio.Event()
-        async with trio.open_nursery() as nursery:
-            for index in range(1, 5):
-                nursery.start_soon(store.ensure, name, index * CHUNK_SIZE, CHUNK_SIZE)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert server.open_connections == 3  # one is left to small files
-            server.gate.set()
-        assert len(server.fetches) == 5
+        await store.ensure(name, CHUNK_SIZE, 4 * CHUNK_SIZE)
+        asked = [[server.place(text, name) for text in fetch.chunks] for fetch in server.fetches]
+        assert sorted(asked) == [[1, 3], [2, 4]]
 
 
 @trio_test
@@ -323,6 +317,60 @@ async def test_nothing_is_fetched_ahead_where_it_is_set_to_nothing(
         await trio.testing.wait_all_tasks_blocked(0.01)
         fetched = [chunk in server.fetched for chunk in server.chunks]
         assert fetched.count(True) == 4
+
+
+@trio_test
+async def test_a_read_of_what_is_on_its_way_is_answered_when_it_has_come(
+    socket_path: Path, open_store: OpenStore
+) -> None:
+    async with fake_cache_server(socket_path) as server, open_store() as store:
+        body = content(9 * CHUNK_SIZE)
+        name = server.add(body)
+        await store.prepare_partial(name)
+        got: list[bytes | None] = []
+
+        def take(data: bytes | memoryview | None) -> None:
+            got.append(None if data is None else bytes(data))
+
+        assert not store.read_later(name, 3 * CHUNK_SIZE, 9, take)  # nobody asked for it
+        server.gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.ensure, name, 3 * CHUNK_SIZE, 2 * CHUNK_SIZE)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert store.read_later(name, 4 * CHUNK_SIZE - 5, 10, take)
+            assert store.read_later(name, 3 * CHUNK_SIZE, 7, take)
+            assert not store.read_later(name, 5 * CHUNK_SIZE - 1, 2, take)
+            assert got == []
+            server.gate.set()
+        assert sorted(map(len, filter(None, got))) == [7, 10]
+        assert body[4 * CHUNK_SIZE - 5 :][:10] in got
+        assert body[3 * CHUNK_SIZE :][:7] in got
+
+
+@trio_test
+async def test_a_read_of_what_proves_corrupt_is_told_to_ask_for_it(
+    socket_path: Path, open_store: OpenStore
+) -> None:
+    async with fake_cache_server(socket_path) as server, open_store() as store:
+        name = server.add(content(9 * CHUNK_SIZE))
+        await store.prepare_partial(name)
+        file = await store._filling.prepare(name)
+        assert file is not None
+        server.corrupt(file.digests[3])
+        server.gate = trio.Event()
+        got: list[object] = []
+
+        async def fetch() -> None:
+            with pytest.raises(CorruptError):
+                await store.ensure(name, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert store.read_later(name, 3 * CHUNK_SIZE - 9, 99, got.append)
+            server.gate.set()
+        assert got == [None]
+        assert not store.read_later(name, 3 * CHUNK_SIZE, 9, got.append)
 
 
 @trio_test
