@@ -16,7 +16,7 @@ from cache_server.sources.network import NetworkSettings
 from cache_server.sources.opening import Sources
 from snapshotter.cache_v1 import protocol
 from snapshotter.cache_v1.protocol import Prepare, Prepared, Progress, Response
-from snapshotter.errors import SnapshotterError, UnavailableError
+from snapshotter.errors import InvalidInputError, SnapshotterError, UnavailableError
 from snapshotter.framing import FrameDecoder, encode_frame
 
 OnProgress = Callable[[Progress], None]
@@ -34,11 +34,10 @@ def import_image(
     limits: IngestLimits = _DEFAULT_LIMITS,
     network: NetworkSettings = NetworkSettings(),
 ) -> Prepared:
-    """Prepares an image in ``root``; blocks until it is done. A server has limits of its own.
+    """Prepares an image in ``root``; blocks until it is done.
 
-    ``network`` counts where this process does it: a server that runs on the root has its own.
-
-    Raises what a prepare raises, and BusyError while another import works on the root.
+    Raises what a prepare raises, BusyError while another import works on the root, and
+    InvalidInputError for ``limits`` or ``network`` where a server does it, which has its own.
     """
     try:
         with RootLock(root):
@@ -46,6 +45,12 @@ def import_image(
     except RootInUseError as busy:
         if busy.holder is None or busy.holder.socket is None:
             raise
+        if (limits, network) != (_DEFAULT_LIMITS, NetworkSettings()):
+            raise InvalidInputError(
+                f"import {request.image}: a server runs on {root}, and its own limits and insecure"
+                " registries count: give them to it (for the snapshotter's daemon by its settings"
+                " limits and insecure_registries), or leave the options out"
+            ) from busy
         return import_by_server(busy.holder.socket, request, on_progress, token=token)
 
 

@@ -183,6 +183,9 @@ def test_limits_hold_for_import_and_for_a_server(tmp_path: Path, layout: str) ->
     assert "at entry" in refused.stderr
     with serving(tmp_path, *limit):
         by_server = command("import", layout, "--root", tmp_path / "root")
+        for option in (("--limit", "layer_entries=9"), ("--insecure-registry", "a.io")):
+            ignored = command("import", layout, "--root", tmp_path / "root", *option)
+            assert (ignored.returncode, "a server runs" in ignored.stderr) == (2, True)
     assert (by_server.returncode, "at entry" in by_server.stderr) == (2, True), by_server.stderr
     unknown = command("import", layout, "--root", tmp_path / "other", "--limit", "size=1")
     assert (unknown.returncode, "layer_bytes" in unknown.stderr) == (2, True)
