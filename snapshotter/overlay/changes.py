@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from snapshotter.overlay import acls, syscalls
 from snapshotter.overlay.copy_up import CopyUp
-from snapshotter.overlay.node import Node
-from snapshotter.overlay.tree import Tree
+from snapshotter.overlay.node import Inherited, Node
+from snapshotter.overlay.tree import Tree, link_count
 from snapshotter.overlay.upper import Place, Upper
-from snapshotter.vfs import Caller
+from snapshotter.vfs import Caller, Entry
 
 _NO_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
@@ -31,17 +31,16 @@ class Changes:
 
     def make(
         self, parent: Node, name: bytes, mode: int, caller: Caller, start: Callable[[Place], None]
-    ) -> Node:
+    ) -> Entry[Node]:
         """A new file of the kind of ``mode``, which ``start`` makes, empty, at a place in work."""
         self._expect_free(parent, name)
         self._copy_up.ensure(parent)
         made = self._upper.temporary()
+        is_directory = stat.S_ISDIR(mode)
         try:
             start(made)
             self._own(made, parent, mode, caller)
-            status = os.stat(made.name, dir_fd=made.directory, follow_symlinks=False)
-            is_directory = stat.S_ISDIR(mode)
-            if self._upper.has_whiteout(parent, name) and is_directory:
+            if is_directory and self._is_whited_out(parent, name):
                 self._upper.make_opaque(made)
                 self._upper.put_over_whiteout(made, parent, name)
             else:
@@ -49,36 +48,54 @@ class Changes:
         except BaseException:
             self._upper.discard(made)
             raise
-        return self._tree.adopt_new(parent, name, status)
+        return self._tree.adopt_new(parent, name)
+
+    def _is_whited_out(self, parent: Node, name: bytes) -> bool:
+        """Whether a whiteout is at a name that shows nothing."""
+        return self._upper.find(parent, name) is not None
 
     def _own(self, made: Place, parent: Node, mode: int, caller: Caller) -> None:
-        """Gives a new file owner, permissions and what it inherits from its directory."""
-        above = self._tree.attr(parent)
-        gid = above.gid if above.mode & stat.S_ISGID else caller.gid
-        os.chown(made.name, caller.uid, gid, dir_fd=made.directory, follow_symlinks=False)
+        """Gives a new file owner, permissions and what it inherits from its directory.
+
+        What it has already is left alone: most files are right as they are made.
+        """
+        directory, name = made
+        inherited = parent.inherited or self._inherited(parent)
+        gid = caller.gid if inherited.gid is None else inherited.gid
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        is_ours = (status.st_uid, status.st_gid) == (caller.uid, gid)
+        if not is_ours:  # which takes the set-id bits
+            os.chown(name, caller.uid, gid, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISLNK(mode):
             return
         permissions, access = stat.S_IMODE(mode), None
-        default = self._default_acl(parent)
-        if default is None:
+        if inherited.default_acl is None:
             permissions &= ~caller.umask
         else:
-            permissions, access = acls.inherit(default, permissions)
+            permissions, access = acls.inherit(inherited.default_acl, permissions)
         if stat.S_ISDIR(mode):
-            permissions |= above.mode & stat.S_ISGID
-            if default is not None:
-                os.setxattr(made.path, acls.DEFAULT, default)
+            permissions |= 0 if inherited.gid is None else stat.S_ISGID
+            if inherited.default_acl is not None:
+                os.setxattr(made.path, acls.DEFAULT, inherited.default_acl)
         if access is not None:
             os.setxattr(made.path, acls.ACCESS, access)
-        os.chmod(made.name, permissions, dir_fd=made.directory)
+        is_right = is_ours and access is None and stat.S_IMODE(status.st_mode) == permissions
+        if not is_right:
+            os.chmod(name, permissions, dir_fd=directory)
 
-    def _default_acl(self, parent: Node) -> bytes | None:
+    def _inherited(self, parent: Node) -> Inherited:
+        """What new files in ``parent``, which is in the upper, get from it; read once."""
+        descriptor = self._upper.directory(parent)
+        status = os.fstat(descriptor)
         try:
-            return os.getxattr(self._upper.place(parent).path, acls.DEFAULT)
+            acl = os.getxattr(descriptor, acls.DEFAULT)
         except OSError as error:
-            if error.errno in _NO_ACL:
-                return None
-            raise
+            if error.errno not in _NO_ACL:
+                raise
+            acl = None
+        gid = status.st_gid if status.st_mode & stat.S_ISGID else None
+        parent.inherited = Inherited(gid, acl)
+        return parent.inherited
 
     def link(self, node: Node, parent: Node, name: bytes) -> None:
         """One more name for a file."""
@@ -112,7 +129,7 @@ class Changes:
         node = self._tree.child(parent, name)
         if node.is_directory:
             raise IsADirectoryError(errno.EISDIR, "unlink: is a directory", name)
-        is_covering = self._tree.lower_has(parent, name)
+        is_covering = not node.has_upper or self._tree.lower_has(parent, name)
         self._copy_up.ensure(parent)
         if node.has_upper:
             self._upper.hold(node)
@@ -122,7 +139,7 @@ class Changes:
         elif not node.has_upper:
             self._upper.whiteout(directory, name)
         else:
-            self._replace_by_whiteout(parent, name)
+            self._upper.put(self._upper.new_whiteout(), parent, name)
         self.note_unlinked(node, parent, name)
 
     def note_unlinked(self, node: Node, parent: Node, name: bytes) -> None:
@@ -131,8 +148,8 @@ class Changes:
         if not node.has_upper:
             node.lost_names += 1
             return
-        status = self._upper.stat(node)
-        if self._tree.attr(node).nlink > 0:
+        status = os.fstat(self._upper.hold(node))
+        if link_count(node, status.st_nlink) > 0:
             return
         if node.alias is not None:
             self._upper.aliases.discard(node.alias[1])
@@ -145,15 +162,20 @@ class Changes:
         node = self._tree.child(parent, name)
         if not node.is_directory:
             raise NotADirectoryError(errno.ENOTDIR, "rmdir: is no directory", name)
+        is_covering = self._tree.lower_has(parent, name)
+        if node.has_upper and not node.lowers and not is_covering:
+            self._upper.hold_directory(node)
+            if self._remove_empty(parent, name):
+                self.note_removed(node, parent, name)
+                return
+            node.let_go()
         if not self._tree.is_empty(node):
             raise OSError(errno.ENOTEMPTY, "rmdir: is not empty", name)
-        is_covering = self._tree.lower_has(parent, name)
         self._copy_up.ensure(parent)
         if not node.has_upper:
             self._upper.whiteout(self._upper.directory(parent), name)
         else:
-            self._upper.hold(node)
-            self._upper.forget_directory(node)
+            self._upper.hold_directory(node)
             if is_covering:
                 self._replace_by_whiteout(parent, name)
             else:
@@ -166,8 +188,18 @@ class Changes:
         if node.has_upper:
             self._tree.note_gone(self._upper.stat(node).st_ino)
 
+    def _remove_empty(self, parent: Node, name: bytes) -> bool:
+        """Removes a directory of the upper alone, unless there is something in it."""
+        try:
+            os.rmdir(name, dir_fd=self._upper.directory(parent))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
     def _replace_by_whiteout(self, parent: Node, name: bytes) -> None:
-        """Puts a whiteout over a file or directory of the upper."""
+        """Puts a whiteout over a directory of the upper."""
         made = self._upper.new_whiteout()
         try:
             self._upper.put(made, parent, name, syscalls.RENAME_EXCHANGE)

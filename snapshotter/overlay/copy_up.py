@@ -40,7 +40,7 @@ class CopyUp:
         """
         released = False
         while node.copying:
-            self._tree.lock.wait()
+            self._tree.copied.wait()
             released = True
         if node.has_upper:
             return released
@@ -117,7 +117,7 @@ class CopyUp:
             if source is not None:
                 source.close()
             node.copying = False
-            self._tree.lock.notify_all()
+            self._tree.copied.notify_all()
 
     def _open(self, node: Node) -> File:
         layer, lower = node.lowers[0]

@@ -60,7 +60,7 @@ class Merged:
     def lookup(self, parent: Node, name: bytes) -> Entry[Node]:
         """Finds ``name`` in a directory."""
         with self._tree.lock:
-            return self._entry(self._tree.child(parent, name))
+            return self._tree.entry(parent, name)
 
     def getattr(self, node: Node) -> Attr:
         """The attributes of now."""
@@ -149,7 +149,7 @@ class Merged:
 
         def start(made: Place) -> None:
             how = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | flags & _PASSED_ON
-            opened.append(os.open(made.name, how, 0o600, dir_fd=made.directory))
+            opened.append(os.open(made.name, how, mode, dir_fd=made.directory))
 
         try:
             entry = self._make(parent, name, mode, caller, start)
@@ -167,17 +167,18 @@ class Merged:
             raise PermissionError(errno.EPERM, "mknod: 0/0 is no device here", name)
 
         def start(made: Place) -> None:
-            os.mknod(made.name, kind | 0o600, rdev, dir_fd=made.directory)
+            os.mknod(made.name, mode, rdev, dir_fd=made.directory)
 
         return self._make(parent, name, mode, caller, start)
 
     def mkdir(self, parent: Node, name: bytes, mode: int, caller: Caller) -> Entry[Node]:
         """Makes a directory."""
 
-        def start(made: Place) -> None:
-            os.mkdir(made.name, 0o700, dir_fd=made.directory)
-
         mode &= _DIRECTORY_PERMISSIONS
+
+        def start(made: Place) -> None:
+            os.mkdir(made.name, mode, dir_fd=made.directory)
+
         return self._make(parent, name, stat.S_IFDIR | mode, caller, start)
 
     def symlink(self, parent: Node, name: bytes, target: bytes, caller: Caller) -> Entry[Node]:
@@ -227,6 +228,7 @@ class Merged:
             if change.mode is not None and node.type_bits == stat.S_IFLNK:
                 raise OSError(errno.EOPNOTSUPP, "chmod: is a symbolic link")
             self._ensure(node, size_limit=change.size)
+            node.inherited = None
             self._apply(node, self._place(node), change)
             return self._tree.attr(node)
 
@@ -235,6 +237,7 @@ class Merged:
         with self._tree.lock:
             stored = self._stored(name)
             self._ensure(node)
+            node.inherited = None
             place = self._place(node)
             os.setxattr(place.path, stored, value, flags, follow_symlinks=place.is_held)
 
@@ -246,6 +249,7 @@ class Merged:
                 layer, lower = node.lowers[0]
                 self._tree.lowers[layer].getxattr(lower, name)
             self._ensure(node)
+            node.inherited = None
             place = self._place(node)
             os.removexattr(place.path, stored, follow_symlinks=place.is_held)
 
@@ -270,7 +274,7 @@ class Merged:
     ) -> Entry[Node]:
         with self._tree.lock:
             self._writable()
-            return self._entry(self._changes.make(parent, name, mode, caller, start))
+            return self._changes.make(parent, name, mode, caller, start)
 
     def _writable(self) -> Upper:
         if self._upper is None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from typing import Any
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
 
 from snapshotter.vfs import Attr
 
 LowerRef = tuple[int, Any]
 """A layer's number (the upper is 0, lowers count from 1) and the node in it."""
+
+
+class Inherited(NamedTuple):
+    """What a directory gives to the files that are made in it."""
+
+    gid: int | None
+    """Its group, if it has the set-gid bit."""
+    default_acl: bytes | None
 
 
 class Node:
@@ -27,6 +36,7 @@ class Node:
         "copying",
         "has_upper",
         "held",
+        "inherited",
         "ino",
         "lost_names",
         "lowers",
@@ -56,7 +66,9 @@ class Node:
         """As the lower has them, if that never changes."""
         self.names: list[tuple[Node, bytes]] = []
         """The names that are known: one of a directory, several of a file with hard links."""
-        self.children: weakref.WeakValueDictionary[bytes, Node] = weakref.WeakValueDictionary()
+        self.children = weakref.WeakValueDictionary() if type_bits == stat.S_IFDIR else _NO_CHILDREN
+        self.inherited: Inherited | None = None
+        """Of a directory what its new files inherit, once that was read from the upper."""
         self.held: int | None = None
         """A descriptor (O_PATH) of the file in the upper, when it may be without a known name."""
         self.copying = False
@@ -77,4 +89,18 @@ class Node:
             os.close(descriptor)
             return
         self.held = descriptor
-        weakref.finalize(self, os.close, descriptor)
+
+    def let_go(self) -> None:
+        """Closes the held descriptor; the node has its name still."""
+        if self.held is not None:
+            os.close(self.held)
+            self.held = None
+
+    def __del__(self) -> None:
+        """Closes the held descriptor."""
+        if self.held is not None:
+            os.close(self.held)
+
+
+_NO_CHILDREN: MutableMapping[bytes, Node] = {}
+"""Shared by all that is no directory: one with weak values costs more than the rest of a node."""

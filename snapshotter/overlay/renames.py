@@ -123,14 +123,8 @@ class Renames:
         if new is not None and new.has_upper:
             if new.is_directory:
                 self._upper.clear(new)
-            self._upper.hold(new)
-            self._upper.forget_directory(new)
-        covered = self._upper.find(names.new_parent, names.new_name)
-        if (
-            old.is_directory
-            and covered is not None
-            and is_whiteout(covered.st_mode, covered.st_rdev)
-        ):
+            self._upper.hold_directory(new)
+        if old.is_directory and self._is_whited_out(names):
             self._swap_with_whiteout(names, leaves_whiteout=leaves_whiteout)
         else:
             self._rename(names, syscalls.RENAME_WHITEOUT if leaves_whiteout else 0)
@@ -141,6 +135,10 @@ class Renames:
             self._changes.note_unlinked(new, names.new_parent, names.new_name)
         self._tree.add_name(old, names.new_parent, names.new_name)
 
+    def _is_whited_out(self, names: _Names) -> bool:
+        covered = self._upper.find(names.new_parent, names.new_name)
+        return covered is not None and is_whiteout(covered.st_mode, covered.st_rdev)
+
     def _swap_with_whiteout(self, names: _Names, *, leaves_whiteout: bool) -> None:
         """A directory cannot be renamed over a whiteout, but they can change places."""
         self._rename(names, syscalls.RENAME_EXCHANGE)
@@ -148,12 +146,9 @@ class Renames:
             os.unlink(names.name, dir_fd=self._upper.directory(names.parent))
 
     def _rename(self, names: _Names, flags: int) -> None:
-        source = os.dup(self._upper.directory(names.parent))
-        try:
-            target = self._upper.directory(names.new_parent)
-            syscalls.rename(source, names.name, target, names.new_name, flags)
-        finally:
-            os.close(source)
+        source = self._upper.directory(names.parent)
+        target = self._upper.directory(names.new_parent)
+        syscalls.rename(source, names.name, target, names.new_name, flags)
 
     def _prepare_move(self, node: Node, new_parent: Node, *, is_same: bool) -> None:
         """Marks a directory so that at its new place the lowers are merged as they were.

@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import struct
+from functools import cache
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -26,11 +27,20 @@ _UTIME_OMIT = (1 << 30) - 2
 _NS = 1_000_000_000
 
 _OPENAT2 = 437
-_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
+_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}[platform.machine()]
 _OPEN_HOW = struct.Struct("=QQQ")
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+# Functions of their own with fixed types: to convert arguments anew for each call costs more than
+# the calls themselves.
+_openat2_call = ctypes.CFUNCTYPE(
+    ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+    use_errno=True,
+)(("syscall", _libc))  # fmt: skip
+_renameat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p,
+    ctypes.c_uint, use_errno=True,
+)(("syscall", _libc))  # fmt: skip
 _TIMES = struct.Struct("@qqqq")
 
 
@@ -52,16 +62,10 @@ def rename(
     old_directory: int, old_name: bytes, new_directory: int, new_name: bytes, flags: int = 0
 ) -> None:
     """renameat2(2)."""
-    _call(
-        "rename",
-        old_name,
-        _RENAMEAT2[platform.machine()],
-        old_directory,
-        old_name,
-        new_directory,
-        new_name,
-        ctypes.c_uint(flags),
-    )
+    if not flags:
+        os.rename(old_name, new_name, src_dir_fd=old_directory, dst_dir_fd=new_directory)
+    elif _renameat2(_RENAMEAT2, old_directory, old_name, new_directory, new_name, flags):
+        raise _error("rename", old_name)
 
 
 def set_times(
@@ -71,22 +75,27 @@ def set_times(
     times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
     at = AT_FDCWD if directory is None else directory
     if _libc.utimensat(at, name, times, 0 if follow else _AT_SYMLINK_NOFOLLOW):
-        number = ctypes.get_errno()
-        raise OSError(number, f"set times: {os.strerror(number)}", name)
+        raise _error("set times", name)
 
 
 def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
-    how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
-    return _call("open", path, _OPENAT2, directory, path, how, ctypes.c_size_t(len(how)))
+    how = _how(flags, resolve)
+    descriptor: int = _openat2_call(_OPENAT2, directory, path, how, _OPEN_HOW.size)
+    if descriptor < 0:
+        raise _error("open", path)
+    return descriptor
 
 
 def _timespec(time_ns: int | None) -> tuple[int, int]:
     return (0, _UTIME_OMIT) if time_ns is None else divmod(time_ns, _NS)
 
 
-def _call(operation: str, name: bytes, *arguments: object) -> int:
-    result: int = _libc.syscall(*arguments)
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{operation}: {os.strerror(number)}", name)
-    return result
+@cache
+def _how(flags: int, resolve: int) -> bytes:
+    """A struct open_how."""
+    return _OPEN_HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
+
+
+def _error(operation: str, name: bytes) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{operation}: {os.strerror(number)}", name)

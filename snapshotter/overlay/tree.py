@@ -16,7 +16,7 @@ from snapshotter.overlay.node import Node
 from snapshotter.overlay.stack import Found, LowerStack
 from snapshotter.overlay.upper import Place, Upper
 from snapshotter.overlay.whiteouts import is_whiteout
-from snapshotter.vfs import TYPE_MASK, Attr, DirEntry, Lower
+from snapshotter.vfs import TYPE_MASK, Attr, DirEntry, Entry, Lower
 
 _NAME_MAX = 255
 _LAYER_SHIFT = 48
@@ -48,7 +48,9 @@ class Tree:
     """
 
     def __init__(self, lowers: Sequence[Lower[Any]], upper: Upper | None) -> None:
-        self.lock = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self.copied = threading.Condition(self.lock)
+        """Told whenever a file's content has been copied up, or could not be."""
         self.lowers = LowerStack(lowers)
         self.upper = upper
         self.join_alias: Callable[[Node, Node, bytes], None] = _no_aliases
@@ -68,20 +70,31 @@ class Tree:
             raise FileNotFoundError(errno.ENOENT, "lookup: no such file", name)
         return node
 
+    def entry(self, parent: Node, name: bytes) -> Entry[Node]:
+        """``child`` with its attributes."""
+        node, status = self._find(parent, name)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "lookup: no such file", name)
+        return Entry(node, self.attr(node) if status is None else _shown(node, status))
+
     def find_child(self, parent: Node, name: bytes) -> Node | None:
         """The file ``name`` of a directory, or None."""
+        return self._find(parent, name)[0]
+
+    def _find(self, parent: Node, name: bytes) -> tuple[Node | None, os.stat_result | None]:
+        """The file, and its attributes in the upper if they had to be read."""
         self.check_name(parent, name)
         known = parent.children.get(name)
         if known is not None and (known.has_upper or self.lowers.is_immutable):
-            return known
+            return known, None
         if self.is_removed(parent):
-            return None
+            return None, None
         found = self._resolve(parent, name)
         if known is not None:
             if found is not None and _is_same(known, found):
-                return known
+                return known, None
             self.drop_name(known, parent, name)
-        return None if found is None else self._adopt(parent, name, found)
+        return (None, None) if found is None else (self._adopt(parent, name, found), found.upper)
 
     def check_name(self, parent: Node, name: bytes) -> None:
         """Raises OSError unless ``name`` can be a name in ``parent``."""
@@ -122,19 +135,22 @@ class Tree:
                     return None
                 if not stat.S_ISDIR(status.st_mode):
                     return Resolved(status, (), b"")
-                place = Place(self.upper.directory(parent), name)
-                if parent.lowers and self.upper.is_opaque(place):
+                marks = self.upper.directory_marks(Place(self.upper.directory(parent), name))
+                if parent.lowers and marks.opaque:
                     return Resolved(status, (), b"")
-                redirect = self.upper.mark(place, self.upper.xattrs.redirect) or b""
+                redirect = marks.redirect
                 below = True
         lowers = self.lowers.find(parent.lowers, redirect or name, below_directory=below)
         return Resolved(status, lowers, redirect) if status is not None or lowers else None
 
     # Nodes --------------------------------------------------------------------------------------
 
-    def adopt_new(self, parent: Node, name: bytes, status: os.stat_result) -> Node:
-        """The node of a file that was just made in the upper."""
-        return self._adopt(parent, name, Resolved(status, (), b""))
+    def adopt_new(self, parent: Node, name: bytes) -> Entry[Node]:
+        """What was just made in the upper."""
+        assert self.upper is not None
+        status = os.stat(name, dir_fd=self.upper.directory(parent), follow_symlinks=False)
+        node = self._adopt(parent, name, Resolved(status, (), b""))
+        return Entry(node, _shown(node, status))
 
     def _adopt(self, parent: Node, name: bytes, found: Resolved) -> Node:
         if found.type_bits == stat.S_IFDIR:
@@ -264,8 +280,7 @@ class Tree:
         """The attributes of now."""
         if node.has_upper:
             assert self.upper is not None
-            status = self.upper.stat(node)
-            return Attr.from_stat(status, ino=node.ino, nlink=_link_count(node, status.st_nlink))
+            return _shown(node, self.upper.stat(node))
         attr = node.attr
         if attr is None:
             layer, lower = node.lowers[0]
@@ -325,7 +340,13 @@ def _number(layer: int, ino: int) -> int:
     return (ino + (layer << _LAYER_SHIFT)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _link_count(node: Node, links: int) -> int:
+def _shown(node: Node, status: os.stat_result) -> Attr:
+    """The attributes of a file that is in the upper."""
+    return Attr.from_stat(status, ino=node.ino, nlink=link_count(node, status.st_nlink))
+
+
+def link_count(node: Node, links: int) -> int:
+    """How many names a file of the upper shows that has ``links`` there."""
     if node.is_directory:
         return 1 if node.lowers else links
     return links if node.alias is None else links - 1 + node.alias[0]

@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from snapshotter.errors import BusyError, InvalidInputError
-from snapshotter.overlay import syscalls
+from snapshotter.overlay import acls, syscalls
 from snapshotter.overlay.node import Node
-from snapshotter.overlay.whiteouts import TRUSTED, WHITEOUT_MODE, YES, OverlayXattrs, is_whiteout
+from snapshotter.overlay.whiteouts import TRUSTED, WHITEOUT_MODE, YES, OverlayXattrs
+from snapshotter.vfs import NO_MARKS, Marks
 
 ALIASES = "aliases"
 """Directory beside the work directory proper: one more name of each file with aliases."""
@@ -29,6 +30,7 @@ ALIASES = "aliases"
 _WORK = "work"
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _CACHED_DIRECTORIES = 128
+"""Descriptors that stay open, the most recently used."""
 _NO_MARK = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
@@ -68,6 +70,8 @@ class Upper:
         self.xattrs = xattrs
         self._numbers = itertools.count()
         self._directories: OrderedDict[Node, int] = OrderedDict()
+        self._whiteout: bytes | None = None
+        self._text_prefix = os.fsdecode(xattrs.prefix)
         with contextlib.ExitStack() as opened:
             self.root = _open_exclusively(upper, opened)
             base = _open_exclusively(work, opened)
@@ -81,7 +85,10 @@ class Upper:
             self.discard(leftover)
 
     def close(self) -> None:
-        """Lets go of the directories."""
+        """Lets go of the directories; files that are open stay usable."""
+        if self._whiteout is not None:
+            self.discard(Place(self.work, self._whiteout))
+            self._whiteout = None
         for descriptor in self._directories.values():
             os.close(descriptor)
         self._directories.clear()
@@ -90,7 +97,9 @@ class Upper:
     # Finding ------------------------------------------------------------------------------------
 
     def directory(self, node: Node) -> int:
-        """A descriptor of the directory ``node``, good until the next call."""
+        """A descriptor of the directory ``node``, good until the call after the next."""
+        while len(self._directories) > _CACHED_DIRECTORIES:
+            os.close(self._directories.popitem(last=False)[1])
         known = self._directories.get(node)
         if known is not None:
             self._directories.move_to_end(node)
@@ -106,17 +115,12 @@ class Upper:
             descriptor = self._directories.get(node)
         for child in reversed(below):
             descriptor = os.open(child.names[0][1], _OPEN_DIRECTORY, dir_fd=descriptor)
-            self._keep_directory(child, descriptor)
+            self._directories[child] = descriptor
         return descriptor
 
     def _detached(self, node: Node) -> int:
         """The root, or a directory that was removed and is held."""
         return self.root if node.held is None else node.held
-
-    def _keep_directory(self, node: Node, descriptor: int) -> None:
-        self._directories[node] = descriptor
-        if len(self._directories) > _CACHED_DIRECTORIES:
-            os.close(self._directories.popitem(last=False)[1])
 
     def place(self, node: Node) -> Place:
         """Where the file ``node`` is."""
@@ -129,6 +133,8 @@ class Upper:
 
     def stat(self, node: Node) -> os.stat_result:
         """The attributes of ``node``."""
+        if node.held is not None:
+            return os.fstat(node.held)
         place = self.place(node)
         return os.stat(place.name, dir_fd=place.directory, follow_symlinks=place.is_held)
 
@@ -138,11 +144,6 @@ class Upper:
             return os.stat(name, dir_fd=self.directory(parent), follow_symlinks=False)
         except FileNotFoundError:
             return None
-
-    def has_whiteout(self, parent: Node, name: bytes) -> bool:
-        """Whether a whiteout is at ``name``."""
-        status = self.find(parent, name)
-        return status is not None and is_whiteout(status.st_mode, status.st_rdev)
 
     @contextmanager
     def scan(self, node: Node) -> Iterator[Iterator[os.DirEntry[str]]]:
@@ -154,38 +155,50 @@ class Upper:
         finally:
             os.close(descriptor)
 
-    def hold(self, node: Node) -> None:
-        """Keeps ``node`` within reach, whatever happens to its names."""
+    def hold(self, node: Node) -> int:
+        """Keeps ``node`` within reach, whatever happens to its names; returns a descriptor."""
         if node.held is None:
             place = self.place(node)
             node.hold(os.open(place.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=place.directory))
+        assert node.held is not None
+        return node.held
 
     def open(self, node: Node, flags: int) -> int:
         """Opens a regular file; EIO for one whose content is elsewhere."""
         place = self.place(node)
-        if self.mark(place, self.xattrs.metacopy) is not None:
-            raise OSError(errno.EIO, "open: its content is in a lower (metacopy)", place.name)
         follow = 0 if place.is_held else os.O_NOFOLLOW
-        return os.open(place.name, flags | follow, dir_fd=place.directory)
+        opened = os.open(place.name, flags | follow, dir_fd=place.directory)
+        if self.mark(opened, self.xattrs.metacopy) is not None:
+            os.close(opened)
+            raise OSError(errno.EIO, "open: its content is in a lower (metacopy)", place.name)
+        return opened
 
     # Marks --------------------------------------------------------------------------------------
 
-    def mark(self, place: Place, name: bytes) -> bytes | None:
-        """The value of a mark; None if it is not there."""
+    def mark(self, place: Place | int, name: bytes) -> bytes | None:
+        """The value of a mark, by place or open descriptor; None if it is not there."""
         try:
+            if isinstance(place, int):
+                return os.getxattr(place, name)
             return os.getxattr(place.path, name, follow_symlinks=place.is_held)
         except OSError as error:
             if error.errno in _NO_MARK:
                 return None
             raise
 
+    def directory_marks(self, place: Place) -> Marks:
+        """The marks of a directory. Most have none, and one call says so."""
+        if not any(
+            name.startswith(self._text_prefix)
+            for name in os.listxattr(place.path, follow_symlinks=place.is_held)
+        ):
+            return NO_MARKS
+        redirect = self.mark(place, self.xattrs.redirect) or b""
+        return Marks(self.mark(place, self.xattrs.opaque) == YES, redirect)
+
     def set_mark(self, place: Place, name: bytes, value: bytes) -> None:
         """Sets a mark."""
         os.setxattr(place.path, name, value, follow_symlinks=place.is_held)
-
-    def is_opaque(self, place: Place) -> bool:
-        """Whether a directory hides those of the lowers."""
-        return self.mark(place, self.xattrs.opaque) == YES
 
     def make_opaque(self, place: Place) -> None:
         """Lets a directory hide those of the lowers."""
@@ -208,8 +221,20 @@ class Upper:
         os.unlink(made.name, dir_fd=made.directory)
 
     def whiteout(self, directory: int, name: bytes) -> None:
-        """Makes a whiteout at a free name."""
-        os.mknod(name, WHITEOUT_MODE, 0, dir_fd=directory)
+        """Makes a whiteout at a free name: one more link to the last one, as the kernel does."""
+        if self._whiteout is not None:
+            try:
+                os.link(self._whiteout, name, src_dir_fd=self.work, dst_dir_fd=directory)
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+            else:
+                return
+            self.discard(Place(self.work, self._whiteout))
+        made = self.temporary()
+        os.mknod(made.name, WHITEOUT_MODE, 0, dir_fd=made.directory)
+        self._whiteout = made.name
+        os.link(made.name, name, src_dir_fd=self.work, dst_dir_fd=directory)
 
     def new_whiteout(self) -> Place:
         """A whiteout, ready to be put in place."""
@@ -243,8 +268,16 @@ class Upper:
         syscalls.rename(self.work, made.name, place.directory, place.name, syscalls.RENAME_EXCHANGE)
         self.discard(made)
 
+    def hold_directory(self, node: Node) -> None:
+        """``hold`` for a directory that is to be removed."""
+        descriptor = self._directories.pop(node, None)
+        if descriptor is None:
+            self.hold(node)
+        else:
+            node.hold(descriptor)
+
     def forget_directory(self, node: Node) -> None:
-        """Closes what may be open of a directory that is to be removed."""
+        """Closes what may be open of a directory whose place another is to take."""
         descriptor = self._directories.pop(node, None)
         if descriptor is not None:
             os.close(descriptor)
@@ -269,6 +302,8 @@ def _open_inside(directory: int, name: str, opened: contextlib.ExitStack) -> int
         os.mkdir(name, 0o700, dir_fd=directory)
     descriptor = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
     opened.callback(os.close, descriptor)
+    with contextlib.suppress(OSError):  # none, or none possible: new files are to inherit nothing
+        os.removexattr(descriptor, acls.DEFAULT)
     return descriptor
 
 
