@@ -102,7 +102,7 @@ class Changes:
         self._expect_free(parent, name)
         if node.is_directory:
             raise PermissionError(errno.EPERM, "link: is a directory", name)
-        if self._copy_up.ensure(node):
+        if self._copy_up.ensure_content(node):
             self._expect_free(parent, name)
         self._copy_up.ensure(parent)
         if not node.names and not (node.alias and self._tree.attr(node).nlink):

@@ -7,6 +7,7 @@ who wants to change the same file waits.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 
 from snapshotter.descriptor_file import copy_range
 from snapshotter.overlay import syscalls
+from snapshotter.overlay.metacopies import open_below
 from snapshotter.overlay.node import Node
 from snapshotter.overlay.tree import Tree
 from snapshotter.overlay.upper import Place, Upper
@@ -22,6 +24,7 @@ from snapshotter.vfs import Attr, File
 
 _STEP_SIZE = 64 << 20
 """Bytes copied by one call at most, so that a signal is seen now and then."""
+_CAPABILITY = b"security.capability"
 
 
 class CopyUp:
@@ -50,6 +53,50 @@ class CopyUp:
         for ancestor in self._without_upper(node):
             self._copy_in_place(ancestor)
         return released
+
+    def ensure_content(self, node: Node, *, size_limit: int | None = None) -> bool:
+        """``ensure``, and a metacopy that was in the upper gets its content."""
+        released = self.ensure(node, size_limit=size_limit)
+        if node.has_content or node.type_bits != stat.S_IFREG:
+            return released
+        if self._upper.is_metacopy(node):
+            self._complete(node, size_limit)
+            return True
+        return released
+
+    def _complete(self, node: Node, size_limit: int | None) -> None:
+        """Copies content into a metacopy; it is one until all is there."""
+        source = None if size_limit == 0 else open_below(self._tree, node)
+        node.copying = True
+        target = self._upper.open_metacopy(node)
+        try:
+            before = os.fstat(target)
+            capability = self._upper.mark(target, _CAPABILITY)
+            size = before.st_size if size_limit is None else min(before.st_size, size_limit)
+            with self._released():
+                if source is not None:
+                    _copy_data(source, target, size)
+                    os.fsync(target)
+            if capability is not None:
+                os.setxattr(target, _CAPABILITY, capability)
+            self._end_metacopy(target, before, size)
+            node.has_content = True
+        finally:
+            os.close(target)
+            if source is not None:
+                source.close()
+            node.copying = False
+            self._tree.copied.notify_all()
+
+    def _end_metacopy(self, target: int, before: os.stat_result, size: int) -> None:
+        """Makes a file of its own of a metacopy. What writing to a file takes, it gets again."""
+        if size != before.st_size:
+            os.ftruncate(target, size)
+        os.removexattr(target, self._upper.xattrs.metacopy)
+        with contextlib.suppress(OSError):  # there need be none, and nobody reads it any more
+            os.removexattr(target, self._upper.xattrs.redirect)
+        os.chmod(target, stat.S_IMODE(before.st_mode))
+        os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def join_alias(self, node: Node, parent: Node, name: bytes) -> None:
         """Gives a copied-up file with aliases the name of one more of them."""
@@ -91,22 +138,21 @@ class CopyUp:
         attr = self._tree.attr(node)
         try:
             _make(made, attr, self._readlink(node))
-            self._copy_attributes(node, attr, made)
+            self._copy_attributes(node, attr, made.path)
             self._publish(node, made)
         except BaseException:
             self._upper.discard(made)
             raise
 
     def _copy_file(self, node: Node, size_limit: int | None) -> None:
-        source = None if size_limit == 0 else self._open(node)
+        source = None if size_limit == 0 else open_below(self._tree, node)
         node.copying = True
         made = self._upper.temporary()
         try:
             attr = self._tree.attr(node)
             size = attr.size if size_limit is None else min(attr.size, size_limit)
             with self._released():
-                _copy_content(source, made, size)
-                self._copy_attributes(node, attr, made)
+                self._copy_content(source, made, size, node, attr)
             for ancestor in self._without_upper(node)[:-1]:
                 self._copy_in_place(ancestor)
             self._publish(node, made)
@@ -118,10 +164,6 @@ class CopyUp:
                 source.close()
             node.copying = False
             self._tree.copied.notify_all()
-
-    def _open(self, node: Node) -> File:
-        layer, lower = node.lowers[0]
-        return self._tree.lowers[layer].open(lower, os.O_RDONLY)
 
     @contextmanager
     def _released(self) -> Iterator[None]:
@@ -148,6 +190,8 @@ class CopyUp:
         self._tree.note_copied(node, status.st_ino)
 
     def _has_aliases(self, node: Node) -> bool:
+        if node.attr is not None:
+            return node.attr.nlink > 1
         layer, lower = node.lowers[0]
         return self._tree.lowers[layer].getattr(lower).nlink > 1
 
@@ -176,28 +220,44 @@ class CopyUp:
         layer, lower = node.lowers[0]
         return self._tree.lowers[layer].readlink(lower)
 
-    def _copy_attributes(self, node: Node, attr: Attr, made: Place) -> None:
-        """Owner, xattrs, permissions and times, in the order in which none undoes another."""
+    def _copy_content(
+        self, source: File | None, made: Place, size: int, node: Node, attr: Attr
+    ) -> None:
+        """Makes a copy with the first ``size`` bytes of ``source``, safe on disk."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        target = os.open(made.name, flags, 0o600, dir_fd=made.directory)
+        try:
+            if source is not None and size:
+                os.ftruncate(target, size)
+                _copy_data(source, target, size)
+                os.fsync(target)
+            self._copy_attributes(node, attr, target)
+        finally:
+            os.close(target)
+
+    def _copy_attributes(self, node: Node, attr: Attr, made: int | bytes) -> None:
+        """Owner, xattrs, permissions and times, in the order in which none undoes another.
+
+        ``made`` is a descriptor, or the path of what cannot be opened.
+        """
         layer, lower = node.lowers[0]
-        directory, name = made
-        os.chown(name, attr.uid, attr.gid, dir_fd=directory, follow_symlinks=False)
+        follow = isinstance(made, int)
+        os.chown(made, attr.uid, attr.gid, follow_symlinks=follow)
         source = self._tree.lowers[layer]
         for xattr in source.listxattr(lower):
             stored = self._upper.xattrs.stored(xattr)
-            value = source.getxattr(lower, xattr)
-            os.setxattr(made.path, stored, value, follow_symlinks=False)
+            os.setxattr(made, stored, source.getxattr(lower, xattr), follow_symlinks=follow)
         if attr.type_bits != stat.S_IFLNK:
-            os.chmod(name, stat.S_IMODE(attr.mode), dir_fd=directory)
-        os.utime(name, ns=(attr.atime_ns, attr.mtime_ns), dir_fd=directory, follow_symlinks=False)
+            os.chmod(made, stat.S_IMODE(attr.mode))
+        os.utime(made, ns=(attr.atime_ns, attr.mtime_ns), follow_symlinks=follow)
 
     @contextmanager
     def _unchanged_times(self, parent: Node) -> Iterator[None]:
         """A copy-up is no change of the directory: its times stay."""
-        before = self._upper.stat(parent)
+        before = os.fstat(self._upper.directory(parent))
         yield
-        place = self._upper.place(parent)
         times = (before.st_atime_ns, before.st_mtime_ns)
-        os.utime(place.name, ns=times, dir_fd=place.directory, follow_symlinks=place.is_held)
+        os.utime(self._upper.directory(parent), ns=times)
 
 
 def _make(made: Place, attr: Attr, target: bytes) -> None:
@@ -211,24 +271,15 @@ def _make(made: Place, attr: Attr, target: bytes) -> None:
         os.mknod(made.name, kind | 0o600, attr.rdev, dir_fd=made.directory)
 
 
-def _copy_content(source: File | None, made: Place, size: int) -> None:
-    """Makes a file with the first ``size`` bytes of ``source``, holes kept, safe on disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    target = os.open(made.name, flags, 0o600, dir_fd=made.directory)
-    try:
-        if source is None or not size:
-            return
-        os.ftruncate(target, size)
-        for begin, end in _data_ranges(source, size):
-            at = begin
-            while at < end:
-                copied = copy_range(source, at, target, at, min(end - at, _STEP_SIZE))
-                if not copied:
-                    raise OSError(errno.EIO, f"copy-up: a lower ends at {at}, not at {size}")
-                at += copied
-        os.fsync(target)
-    finally:
-        os.close(target)
+def _copy_data(source: File, target: int, size: int) -> None:
+    """Copies the first ``size`` bytes of ``source`` into a file of holes; they are kept."""
+    for begin, end in _data_ranges(source, size):
+        at = begin
+        while at < end:
+            copied = copy_range(source, at, target, at, min(end - at, _STEP_SIZE))
+            if not copied:
+                raise OSError(errno.EIO, f"copy-up: a lower ends at {at}, not at {size}")
+            at += copied
 
 
 def _data_ranges(source: File, size: int) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from snapshotter.descriptor_file import DescriptorFile
 from snapshotter.overlay import syscalls
+from snapshotter.overlay.metacopies import ContentBelow
 from snapshotter.overlay.metadata_cache import MetadataCache
 from snapshotter.overlay.whiteouts import TRUSTED, YES, OverlayXattrs, is_whiteout
 from snapshotter.vfs import NO_MARKS, TYPE_MASK, Attr, DirEntry, Entry, File, Marks
@@ -100,37 +101,42 @@ class DirectoryLower:
         return [name for name in shown if name is not None]
 
     def open(self, node: bytes, flags: int) -> File:
-        """Opens a regular file; whatever else it has become meanwhile is refused."""
+        """Opens a regular file; whatever else it has become meanwhile is refused.
+
+        ContentBelow for a metacopy.
+        """
         if flags & _WRITING:
             raise OSError(errno.EROFS, "open: a lower is never written to", node)
-        with self._directory_of(node) as (directory, name):
-            # O_NONBLOCK: a fifo that took the file's place must not hold us up.
-            opened = syscalls.open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)
-            metacopy = self._mark(node, self._xattrs.metacopy)
+        # O_NONBLOCK: a fifo that took the file's place must not hold us up.
+        opened = self._open_below(node, os.O_RDONLY | os.O_NONBLOCK)
         mode = os.fstat(opened).st_mode
         if not stat.S_ISREG(mode):
             os.close(opened)
             number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
             raise OSError(number, "open: no regular file", node)
-        if metacopy is not None:
+        if _mark(opened, self._xattrs.metacopy) is not None:
+            redirect = _mark(opened, self._xattrs.redirect) or b""
             os.close(opened)
-            raise OSError(errno.EIO, "open: its content is in another layer (metacopy)", node)
+            raise ContentBelow(node, redirect)
         return DescriptorFile(opened)
 
     def opendir(self, node: bytes) -> HostDirectory:
         """Opens a directory."""
-        return HostDirectory(self._open_directory(node, os.O_RDONLY | os.O_DIRECTORY))
+        return HostDirectory(self._open_below(node, os.O_RDONLY | os.O_DIRECTORY))
 
     def statfs(self) -> os.statvfs_result:
         """Of the file system that the directory is on."""
         return os.fstatvfs(self._descriptor)
 
     def _stat(self, parent: bytes, name: bytes) -> Attr:
-        directory = self._open_directory(parent)
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        finally:
-            os.close(directory)
+        if not parent:
+            status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        else:
+            directory = self._open_below(parent, _DIRECTORY)
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            finally:
+                os.close(directory)
         return Attr.from_stat(status, ino=status.st_ino)
 
     def _getxattr(self, node: bytes, stored: bytes) -> bytes:
@@ -149,13 +155,14 @@ class DirectoryLower:
     def _directory_of(self, node: bytes) -> Iterator[tuple[int, bytes]]:
         """A descriptor of the directory that holds ``node``, and the node's name in it."""
         parent, _, name = node.rpartition(b"/")
-        directory = self._open_directory(parent)
+        directory = self._open_below(parent, _DIRECTORY)
         try:
             yield directory, name or b"."
         finally:
             os.close(directory)
 
-    def _open_directory(self, path: bytes, flags: int = _DIRECTORY) -> int:
+    def _open_below(self, path: bytes, flags: int) -> int:
+        """Opens what is at ``path``, however long that is; b"" is the directory itself."""
         at = self._descriptor
         while len(path) > _MAX_PATH:
             cut = path.rindex(b"/", 0, _MAX_PATH)
@@ -192,6 +199,15 @@ class HostDirectory:
     def close(self) -> None:
         """Closes the directory."""
         os.close(self._descriptor)
+
+
+def _mark(descriptor: int, stored: bytes) -> bytes | None:
+    try:
+        return os.getxattr(descriptor, stored)
+    except OSError as error:
+        if error.errno in _NO_MARK:
+            return None
+        raise
 
 
 def _type_bits(entry: os.DirEntry[str]) -> int:

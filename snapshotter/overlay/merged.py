@@ -18,6 +18,7 @@ from snapshotter.overlay import syscalls
 from snapshotter.overlay.changes import Changes
 from snapshotter.overlay.copy_up import CopyUp
 from snapshotter.overlay.files import MergedDirectory, MergedFile
+from snapshotter.overlay.metacopies import open_below
 from snapshotter.overlay.node import Node
 from snapshotter.overlay.renames import Renames
 from snapshotter.overlay.tree import Tree
@@ -113,12 +114,11 @@ class Merged:
             if flags & _WRITING:
                 self._writable()
                 size_limit = 0 if flags & os.O_TRUNC else None
-                self._copy_up.ensure(node, size_limit=size_limit)
+                self._copy_up.ensure_content(node, size_limit=size_limit)
                 return MergedFile(self._open_upper(node, os.O_RDWR | flags & _PASSED_ON), None)
-            if node.has_upper:
+            if node.has_upper and not self._writable().is_metacopy(node):
                 return MergedFile(self._open_upper(node, os.O_RDONLY), None)
-            layer, lower = node.lowers[0]
-            file = self._tree.lowers[layer].open(lower, os.O_RDONLY)
+            file = open_below(self._tree, node)
             return MergedFile(file, None if self._upper is None else self._reopener(node))
 
     def opendir(self, node: Node) -> MergedDirectory:
@@ -228,6 +228,8 @@ class Merged:
             if change.mode is not None and node.type_bits == stat.S_IFLNK:
                 raise OSError(errno.EOPNOTSUPP, "chmod: is a symbolic link")
             self._ensure(node, size_limit=change.size)
+            if change.size is not None:
+                self._copy_up.ensure_content(node, size_limit=change.size)
             node.inherited = None
             self._apply(node, self._place(node), change)
             return self._tree.attr(node)
@@ -298,7 +300,7 @@ class Merged:
 
     def _reopener(self, node: Node) -> Callable[[], File | None]:
         def reopen() -> File | None:
-            if not node.has_upper:
+            if not node.has_content:
                 return None
             with self._tree.lock:
                 return self._open_upper(node, os.O_RDONLY)

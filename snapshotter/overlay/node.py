@@ -33,11 +33,14 @@ class Node:
         "alias",
         "attr",
         "children",
+        "content",
         "copying",
+        "has_content",
         "has_upper",
         "held",
         "inherited",
         "ino",
+        "last_name",
         "lost_names",
         "lowers",
         "names",
@@ -71,6 +74,12 @@ class Node:
         """Of a directory what its new files inherit, once that was read from the upper."""
         self.held: int | None = None
         """A descriptor (O_PATH) of the file in the upper, when it may be without a known name."""
+        self.last_name: tuple[Node, bytes]
+        """Where a file was that has lost its last known name; set with that."""
+        self.has_content = False
+        """Whether it is known that the upper has its content too, and no lower (a metacopy)."""
+        self.content: LowerRef | None = None
+        """Where a lower has its content, if not where its attributes are and once that is known."""
         self.copying = False
         """Whether its content is being copied up."""
         self.alias: tuple[int, bytes] | None = None

@@ -99,10 +99,10 @@ class Renames:
 
     def _copy_up_both(self, names: _Names, old: Node, exchanged: Node | None) -> bool:
         """Copies up what has to be; whether others may have changed something meanwhile."""
-        released = self._copy_up.ensure(old)
+        released = self._copy_up.ensure_content(old)
         released |= self._copy_up.ensure(names.new_parent)
         if exchanged is not None:
-            released |= self._copy_up.ensure(exchanged)
+            released |= self._copy_up.ensure_content(exchanged)
         return released
 
     def _exchange(self, names: _Names, old: Node, new: Node) -> None:

@@ -49,15 +49,23 @@ class LowerStack:
         return False
 
     def find(
-        self, parents: Sequence[LowerRef], path: bytes, *, below_directory: bool = False
+        self,
+        parents: Sequence[LowerRef],
+        path: bytes,
+        *,
+        below_directory: bool = False,
+        after: int = 0,
     ) -> list[Found]:
         """What is merged at ``path``: directories, or one other file, or nothing.
 
         ``path`` is a name in ``parents`` or, absolute, one in every layer. ``below_directory``
-        says that there is a directory above already, so that only directories count.
+        says that there is a directory above already, so that only directories count; only layers
+        below the layer ``after`` are looked at.
         """
         found: list[Found] = []
-        candidates = self._all_layers(0) if path.startswith(b"/") else list(parents)
+        candidates = list(parents) if not path.startswith(b"/") else self._all_layers(0)
+        if after:
+            candidates = [candidate for candidate in candidates if candidate[0] > after]
         position = 0
         while position < len(candidates):
             layer, parent = candidates[position]

@@ -24,6 +24,7 @@ _LAYER_SHIFT = 48
 31 lowers, and one number for one file."""
 
 _UPPER = 0
+_SECTOR_SIZE = 512
 
 
 class Resolved(NamedTuple):
@@ -75,7 +76,7 @@ class Tree:
         node, status = self._find(parent, name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "lookup: no such file", name)
-        return Entry(node, self.attr(node) if status is None else _shown(node, status))
+        return Entry(node, self.attr(node) if status is None else self._shown(node, status))
 
     def find_child(self, parent: Node, name: bytes) -> Node | None:
         """The file ``name`` of a directory, or None."""
@@ -122,6 +123,7 @@ class Tree:
         """Notes that a node has lost a name."""
         if (parent, name) in node.names:
             node.names.remove((parent, name))
+            node.last_name = parent, name
         if parent.children.get(name) is node:
             del parent.children[name]
 
@@ -150,7 +152,8 @@ class Tree:
         assert self.upper is not None
         status = os.stat(name, dir_fd=self.upper.directory(parent), follow_symlinks=False)
         node = self._adopt(parent, name, Resolved(status, (), b""))
-        return Entry(node, _shown(node, status))
+        node.has_content = True
+        return Entry(node, self._shown(node, status))
 
     def _adopt(self, parent: Node, name: bytes, found: Resolved) -> Node:
         if found.type_bits == stat.S_IFDIR:
@@ -225,7 +228,7 @@ class Tree:
     def note_copied(self, node: Node, upper_ino: int) -> None:
         """A node keeps its inode number when it is copied up."""
         self._numbers[upper_ino] = node.ino
-        node.has_upper = True
+        node.has_upper = node.has_content = True
         node.attr = None
 
     def note_gone(self, upper_ino: int) -> None:
@@ -280,7 +283,7 @@ class Tree:
         """The attributes of now."""
         if node.has_upper:
             assert self.upper is not None
-            return _shown(node, self.upper.stat(node))
+            return self._shown(node, self.upper.stat(node))
         attr = node.attr
         if attr is None:
             layer, lower = node.lowers[0]
@@ -290,6 +293,19 @@ class Tree:
         if node.lost_names:
             return msgspec.structs.replace(attr, nlink=max(0, attr.nlink - node.lost_names))
         return attr
+
+    def _shown(self, node: Node, status: os.stat_result) -> Attr:
+        """The attributes of a file that is in the upper."""
+        links = link_count(node, status.st_nlink)
+        attr = Attr.from_stat(status, ino=node.ino, nlink=links)
+        needed = -(-status.st_size // _SECTOR_SIZE)
+        if node.has_content or status.st_blocks >= needed or node.type_bits != stat.S_IFREG:
+            return attr
+        assert self.upper is not None
+        if not self.upper.is_metacopy(node):
+            return attr
+        # Programs take a file without blocks for one without data.
+        return msgspec.structs.replace(attr, blocks=needed)
 
     def listing(self, node: Node) -> list[DirEntry]:
         """The names of a directory, each once."""
@@ -338,11 +354,6 @@ class Tree:
 
 def _number(layer: int, ino: int) -> int:
     return (ino + (layer << _LAYER_SHIFT)) & 0xFFFF_FFFF_FFFF_FFFF
-
-
-def _shown(node: Node, status: os.stat_result) -> Attr:
-    """The attributes of a file that is in the upper."""
-    return Attr.from_stat(status, ino=node.ino, nlink=link_count(node, status.st_nlink))
 
 
 def link_count(node: Node, links: int) -> int:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from snapshotter.errors import BusyError, InvalidInputError
 from snapshotter.overlay import acls, syscalls
+from snapshotter.overlay.metacopies import ContentBelow
 from snapshotter.overlay.node import Node
 from snapshotter.overlay.whiteouts import TRUSTED, WHITEOUT_MODE, YES, OverlayXattrs
 from snapshotter.vfs import NO_MARKS, Marks
@@ -164,14 +165,26 @@ class Upper:
         return node.held
 
     def open(self, node: Node, flags: int) -> int:
-        """Opens a regular file; EIO for one whose content is elsewhere."""
-        place = self.place(node)
-        follow = 0 if place.is_held else os.O_NOFOLLOW
-        opened = os.open(place.name, flags | follow, dir_fd=place.directory)
+        """Opens a regular file; ContentBelow, with nothing changed, for a metacopy."""
+        if node.has_content:
+            return self._open_file(node, flags)
+        opened = self._open_file(node, flags & ~os.O_TRUNC)
         if self.mark(opened, self.xattrs.metacopy) is not None:
             os.close(opened)
-            raise OSError(errno.EIO, "open: its content is in a lower (metacopy)", place.name)
+            raise ContentBelow(self.place(node).name, self.redirect(node))
+        node.has_content = True
+        if flags & os.O_TRUNC:
+            os.ftruncate(opened, 0)
         return opened
+
+    def open_metacopy(self, node: Node) -> int:
+        """Opens a metacopy, to give it its content."""
+        return self._open_file(node, os.O_WRONLY)
+
+    def _open_file(self, node: Node, flags: int) -> int:
+        place = self.place(node)
+        follow = 0 if place.is_held else os.O_NOFOLLOW
+        return os.open(place.name, flags | follow, dir_fd=place.directory)
 
     # Marks --------------------------------------------------------------------------------------
 
@@ -195,6 +208,17 @@ class Upper:
             return NO_MARKS
         redirect = self.mark(place, self.xattrs.redirect) or b""
         return Marks(self.mark(place, self.xattrs.opaque) == YES, redirect)
+
+    def redirect(self, node: Node) -> bytes:
+        """Where the lowers have a file's content; b"" for the same place."""
+        return self.mark(self.place(node), self.xattrs.redirect) or b""
+
+    def is_metacopy(self, node: Node) -> bool:
+        """Whether the content of a regular file is in a lower."""
+        if not node.has_content:
+            mark = self.mark(self.place(node), self.xattrs.metacopy)
+            node.has_content = mark is None
+        return not node.has_content
 
     def set_mark(self, place: Place, name: bytes, value: bytes) -> None:
         """Sets a mark."""

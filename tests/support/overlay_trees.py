@@ -70,11 +70,15 @@ def new_upper(base: Path, name: str) -> tuple[Path, Path]:
 
 
 @contextmanager
-def kernel_overlay(lowers: list[Path], upper: Path, work: Path, target: Path) -> Iterator[Path]:
+def kernel_overlay(
+    lowers: list[Path], upper: Path, work: Path, target: Path, *, metacopy: bool = False
+) -> Iterator[Path]:
     """Kernel overlayfs of the same layers, mounted on ``target``."""
     target.mkdir(exist_ok=True)
     layers = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work}"
     options = f"{layers},{KERNEL_OPTIONS}"
+    if metacopy:
+        options = options.replace("metacopy=off", "metacopy=on")
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, target], check=True)
     try:
         yield target

@@ -227,12 +227,23 @@ def test_directories_of_a_lower_cannot_be_renamed_with_marks_of_users(base: Path
     lower.close()
 
 
-def test_a_metacopy_in_an_upper_is_refused(base: Path) -> None:
+def test_a_metacopy_without_content_below_is_an_error_and_never_zeros(base: Path) -> None:
     upper, work = new_upper(base, "top")
-    (upper / "made").write_bytes(bytes(4))
-    os.setxattr(upper / "made", "trusted.overlay.metacopy", b"")
-    with merged([base / "lower"], upper, work) as fs, pytest.raises(OSError, match="metacopy"):
-        fs.open(find(fs, b"made"), os.O_RDONLY)
+    for name in ("made", "dir"):
+        (upper / name).write_bytes(bytes(4))
+        os.setxattr(upper / name, "trusted.overlay.metacopy", b"")
+    with merged([base / "lower"], upper, work) as fs:
+        for call in (
+            lambda: fs.open(find(fs, b"made"), os.O_RDONLY),
+            lambda: fs.open(find(fs, b"made"), os.O_RDWR),
+            lambda: fs.open(find(fs, b"dir"), os.O_RDONLY),
+            lambda: fs.setattr(find(fs, b"dir"), AttrChange(size=2)),
+        ):
+            with pytest.raises(OSError, match="metacopy") as caught:
+                call()
+            assert caught.value.errno == errno.EIO
+        VfsPaths(fs).write(b"made", b"new", 0, os.O_TRUNC)
+        assert VfsPaths(fs).read(b"made") == b"new"
 
 
 def test_an_upper_is_for_one_mount_at_a_time(base: Path) -> None:
