@@ -76,7 +76,7 @@ class CopyUp:
             with self._released():
                 if source is not None:
                     _copy_data(source, target, size)
-                    os.fsync(target)
+                    self._upper.sync(target)
             if capability is not None:
                 os.setxattr(target, _CAPABILITY, capability)
             self._end_metacopy(target, before, size)
@@ -230,7 +230,7 @@ class CopyUp:
             if source is not None and size:
                 os.ftruncate(target, size)
                 _copy_data(source, target, size)
-                os.fsync(target)
+                self._upper.sync(target)
             self._copy_attributes(node, attr, target)
         finally:
             os.close(target)

@@ -13,11 +13,20 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from snapshotter.descriptor_file import DescriptorFile
 from snapshotter.overlay import syscalls
 from snapshotter.overlay.metacopies import ContentBelow
 from snapshotter.overlay.metadata_cache import MetadataCache
-from snapshotter.overlay.whiteouts import TRUSTED, YES, OverlayXattrs, is_whiteout
+from snapshotter.overlay.whiteouts import (
+    TRUSTED,
+    WHITEOUT_MODE,
+    WITH_WHITEOUTS,
+    YES,
+    OverlayXattrs,
+    is_whiteout,
+)
 from snapshotter.vfs import NO_MARKS, TYPE_MASK, Attr, DirEntry, Entry, File, Marks
 
 _MAX_PATH = 4000
@@ -122,7 +131,10 @@ class DirectoryLower:
 
     def opendir(self, node: bytes) -> HostDirectory:
         """Opens a directory."""
-        return HostDirectory(self._open_below(node, os.O_RDONLY | os.O_DIRECTORY))
+        opened = self._open_below(node, os.O_RDONLY | os.O_DIRECTORY)
+        # As for the kernel: only there are files looked at one by one.
+        is_searched = _mark(opened, self._xattrs.opaque) == WITH_WHITEOUTS
+        return HostDirectory(opened, whiteout=self._xattrs.whiteout if is_searched else None)
 
     def statfs(self) -> os.statvfs_result:
         """Of the file system that the directory is on."""
@@ -130,14 +142,21 @@ class DirectoryLower:
 
     def _stat(self, parent: bytes, name: bytes) -> Attr:
         if not parent:
-            status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        else:
-            directory = self._open_below(parent, _DIRECTORY)
-            try:
-                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            finally:
-                os.close(directory)
-        return Attr.from_stat(status, ino=status.st_ino)
+            return self._stat_in(self._descriptor, name)
+        directory = self._open_below(parent, _DIRECTORY)
+        try:
+            return self._stat_in(directory, name)
+        finally:
+            os.close(directory)
+
+    def _stat_in(self, directory: int, name: bytes) -> Attr:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        attr = Attr.from_stat(status, ino=status.st_ino)
+        if status.st_size or not stat.S_ISREG(status.st_mode):
+            return attr
+        if _mark(_below(directory, name), self._xattrs.whiteout) is None:
+            return attr
+        return msgspec.structs.replace(attr, mode=WHITEOUT_MODE, rdev=0)
 
     def _getxattr(self, node: bytes, stored: bytes) -> bytes:
         with self._directory_of(node) as (directory, name):
@@ -180,8 +199,10 @@ class DirectoryLower:
 class HostDirectory:
     """Reads a directory of the host. Offsets count the names as they were when last at 0."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, whiteout: bytes | None) -> None:
+        """``whiteout`` is the mark of files that are shown as the whiteouts that they are."""
         self._descriptor = descriptor
+        self._whiteout = whiteout
         self._names: list[DirEntry] | None = None
 
     def entries(self, offset: int = 0) -> Iterator[DirEntry]:
@@ -194,16 +215,27 @@ class HostDirectory:
         with os.scandir(self._descriptor) as found:
             for number, entry in enumerate(found, 1):
                 name = os.fsencode(entry.name)
-                yield DirEntry(name, entry.inode(), _type_bits(entry), number)
+                kind = _type_bits(entry)
+                if self._whiteout is not None and kind == stat.S_IFREG:
+                    kind = self._file_or_whiteout(name, self._whiteout)
+                yield DirEntry(name, entry.inode(), kind, number)
+
+    def _file_or_whiteout(self, name: bytes, mark: bytes) -> int:
+        """The type of a regular file, or a whiteout's."""
+        if os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_size:
+            return stat.S_IFREG
+        path = _below(self._descriptor, name)
+        return stat.S_IFREG if _mark(path, mark) is None else WHITEOUT_MODE
 
     def close(self) -> None:
         """Closes the directory."""
         os.close(self._descriptor)
 
 
-def _mark(descriptor: int, stored: bytes) -> bytes | None:
+def _mark(at: int | bytes, stored: bytes) -> bytes | None:
+    """A mark of what is open, or at a path; None if there is none."""
     try:
-        return os.getxattr(descriptor, stored)
+        return os.getxattr(at, stored, follow_symlinks=isinstance(at, int))
     except OSError as error:
         if error.errno in _NO_MARK:
             return None

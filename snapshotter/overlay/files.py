@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+from snapshotter.descriptor_file import DescriptorFile
 from snapshotter.vfs import DirEntry, File
 
 
@@ -66,6 +67,15 @@ class MergedFile:
                     self._superseded.append(self._file)
                     self._file, self._reopen = newer, None
             return self._file
+
+
+class UnsyncedFile(DescriptorFile):
+    """A file in a volatile upper."""
+
+    __slots__ = ()
+
+    def fsync(self, *, data_only: bool = False) -> None:
+        """Does nothing: volatile means that nobody waits for the disk."""
 
 
 class MergedDirectory:

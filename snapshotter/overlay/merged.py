@@ -17,7 +17,7 @@ from snapshotter.errors import InvalidInputError
 from snapshotter.overlay import syscalls
 from snapshotter.overlay.changes import Changes
 from snapshotter.overlay.copy_up import CopyUp
-from snapshotter.overlay.files import MergedDirectory, MergedFile
+from snapshotter.overlay.files import MergedDirectory, MergedFile, UnsyncedFile
 from snapshotter.overlay.metacopies import open_below
 from snapshotter.overlay.node import Node
 from snapshotter.overlay.renames import Renames
@@ -157,7 +157,7 @@ class Merged:
             for descriptor in opened:
                 os.close(descriptor)
             raise
-        return entry, MergedFile(DescriptorFile(opened[0]), None)
+        return entry, MergedFile(self._upper_file(opened[0]), None)
 
     def mknod(self, parent: Node, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry[Node]:
         """Makes a regular file, device, fifo or socket."""
@@ -262,7 +262,7 @@ class Merged:
                 return
             descriptor = os.dup(self._writable().directory(node))
         try:
-            os.fsync(descriptor)
+            self._writable().sync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -296,7 +296,11 @@ class Merged:
         return self._writable().place(node)
 
     def _open_upper(self, node: Node, flags: int) -> File:
-        return DescriptorFile(self._writable().open(node, flags))
+        return self._upper_file(self._writable().open(node, flags))
+
+    def _upper_file(self, descriptor: int) -> File:
+        kind = UnsyncedFile if self._writable().is_volatile else DescriptorFile
+        return kind(descriptor)
 
     def _reopener(self, node: Node) -> Callable[[], File | None]:
         def reopen() -> File | None:

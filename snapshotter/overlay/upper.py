@@ -29,6 +29,8 @@ ALIASES = "aliases"
 """Directory beside the work directory proper: one more name of each file with aliases."""
 
 _WORK = "work"
+_INCOMPATIBLE = "incompat"
+"""In the work directory: features of the last mount that others must know of, each a directory."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _CACHED_DIRECTORIES = 128
 """Descriptors that stay open, the most recently used."""
@@ -57,8 +59,10 @@ class Place(NamedTuple):
 class Upper:
     """The directories ``upper`` and ``work``, which are on one file system.
 
-    Opening it raises InvalidInputError if they are not, and BusyError if somebody else uses one of
-    them. Everything else raises OSError, and is called under the lock of the tree.
+    Opening it raises InvalidInputError if they are not, or if the last mount was volatile, and
+    BusyError if somebody else uses one of them. ``volatile`` never syncs, and leaves a mark that
+    says so in the work directory, which stays until somebody removes it. Everything else raises
+    OSError, and is called under the lock of the tree.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class Upper:
         work: str | os.PathLike[str],
         *,
         xattrs: OverlayXattrs = TRUSTED,
+        volatile: bool = False,
     ) -> None:
         self.xattrs = xattrs
+        self.is_volatile = volatile
         self._numbers = itertools.count()
         self._directories: OrderedDict[Node, int] = OrderedDict()
         self._whiteout: bytes | None = None
@@ -81,9 +87,36 @@ class Upper:
             self.work = _open_inside(base, _WORK, opened)
             self.alias_directory = _open_inside(base, ALIASES, opened)
             self.aliases = set(os.listdir(os.fsencode(f"/proc/self/fd/{self.alias_directory}")))
+            self._expect_complete(work)
             self._closing = opened.pop_all()
         for leftover in self._scan_work():
             self.discard(leftover)
+        if volatile:
+            self._note_volatile()
+
+    def _expect_complete(self, work: str | os.PathLike[str]) -> None:
+        """Refuses what an earlier mount left that did not sync, or had a feature unknown here."""
+        try:
+            features = os.listdir(f"/proc/self/fd/{self.work}/{_INCOMPATIBLE}")
+        except FileNotFoundError:
+            return
+        for feature in features:
+            path = os.path.join(os.fspath(work), _WORK, _INCOMPATIBLE, feature)
+            raise InvalidInputError(
+                f"work {os.fspath(work)} was last used with the feature {feature!r}, so the upper "
+                f"may lack what was never synced; remove {path} to use it as it is"
+            )
+
+    def _note_volatile(self) -> None:
+        """As the kernel does: a later mount must not take the upper for complete."""
+        path = f"/proc/self/fd/{self.work}/{_INCOMPATIBLE}/volatile"
+        os.makedirs(path, mode=0o700)
+        os.close(os.open(f"{path}/dirty", os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def sync(self, descriptor: int, *, data_only: bool = False) -> None:
+        """fsync(2), or nothing in a volatile upper."""
+        if not self.is_volatile:
+            (os.fdatasync if data_only else os.fsync)(descriptor)
 
     def close(self) -> None:
         """Lets go of the directories; files that are open stay usable."""

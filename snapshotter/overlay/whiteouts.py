@@ -1,8 +1,9 @@
 """How overlayfs writes into an upper what a layer cannot hold otherwise. Pure: no I/O.
 
-A whiteout is a character device 0/0. Everything else is extended attributes below a prefix, which
-is ``trusted.overlay.`` for a mount of root's and ``user.overlay.`` otherwise (mount option
-``userxattr``). A file's own attribute of that name space is kept below ``<prefix>overlay.``.
+A whiteout is a character device 0/0; in a lower it may be an empty file with a mark, which whoever
+makes images may leave where devices cannot be. Everything else is extended attributes below a
+prefix, which is ``trusted.overlay.`` for a mount of root's and ``user.overlay.`` otherwise (mount
+option ``userxattr``). A file's own attribute of that name space is kept below ``<prefix>overlay.``.
 Source: Documentation/filesystems/overlayfs.rst of the kernel.
 """
 
@@ -19,6 +20,9 @@ WHITEOUT_MODE = stat.S_IFCHR
 
 YES = b"y"
 """The value of the opaque mark."""
+
+WITH_WHITEOUTS = b"x"
+"""The opaque mark of a directory that hides nothing, but has empty files as whiteouts in it."""
 
 
 def is_whiteout(mode: int, rdev: int) -> bool:
@@ -45,6 +49,11 @@ class OverlayXattrs(msgspec.Struct, frozen=True):
     def metacopy(self) -> bytes:
         """A file whose content is in a layer below."""
         return self.prefix + b"metacopy"
+
+    @property
+    def whiteout(self) -> bytes:
+        """An empty file of a lower that is a whiteout."""
+        return self.prefix + b"whiteout"
 
     @property
     def alias(self) -> bytes:

@@ -71,7 +71,13 @@ def new_upper(base: Path, name: str) -> tuple[Path, Path]:
 
 @contextmanager
 def kernel_overlay(
-    lowers: list[Path], upper: Path, work: Path, target: Path, *, metacopy: bool = False
+    lowers: list[Path],
+    upper: Path,
+    work: Path,
+    target: Path,
+    *,
+    metacopy: bool = False,
+    volatile: bool = False,
 ) -> Iterator[Path]:
     """Kernel overlayfs of the same layers, mounted on ``target``."""
     target.mkdir(exist_ok=True)
@@ -79,6 +85,8 @@ def kernel_overlay(
     options = f"{layers},{KERNEL_OPTIONS}"
     if metacopy:
         options = options.replace("metacopy=off", "metacopy=on")
+    if volatile:
+        options += ",volatile"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, target], check=True)
     try:
         yield target

@@ -17,9 +17,9 @@ _UMASK = 0o022
 class VfsPaths:
     """``fs`` for a program of root's with umask 022. No path is followed through a link."""
 
-    def __init__(self, fs: FileSystem[Any]) -> None:
+    def __init__(self, fs: FileSystem[Any], *, uid: int = 0) -> None:
         self.fs = fs
-        self._caller = Caller(0, 0, _UMASK)
+        self._caller = Caller(uid, uid, _UMASK)
 
     def find(self, path: bytes) -> Any:
         return find(self.fs, path)
