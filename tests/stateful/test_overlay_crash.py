@@ -32,7 +32,7 @@ pytestmark = pytest.mark.mount
 _CRASHED = 17
 _CHANGING = [
     "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "chown", "chmod", "utime", "setxattr",
-    "open", "ftruncate", "copy_file_range", "fsync",
+    "removexattr", "open", "ftruncate", "copy_file_range", "fsync",
 ]  # fmt: skip
 
 OPERATIONS: dict[str, list[tuple[Any, ...]]] = {
@@ -67,7 +67,7 @@ def test_a_crash_at_any_step(name: str, lowers: list[Path], tmp_path: Path) -> N
     assert threading.active_count() == 1
     for step in range(200):
         upper, work = new_upper(tmp_path, f"step{step}")
-        has_crashed = _crash_before(step, OPERATIONS[name], lowers, upper, work)
+        has_crashed = crash_before(step, OPERATIONS[name], lowers, upper, work)
         with kernel_overlay(lowers, upper, work, tmp_path / "kernel") as mounted:
             theirs = without_clock(scan_tree(mounted))
         with merged(lowers, upper, work) as fs:
@@ -119,9 +119,10 @@ def _do(fs: Any, operation: tuple[Any, ...]) -> None:
         pytest.fail(f"{operation}: {error}")
 
 
-def _crash_before(
+def crash_before(
     step: int, operations: list[tuple[Any, ...]], lowers: list[Path], upper: Path, work: Path
 ) -> bool:
+    """Does the operations in a child that ends before its ``step``-th change; whether it did."""
     child = os.fork()
     if not child:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotter.vfs import AttrChange
+from tests.stateful.test_overlay_crash import crash_before
 from tests.stateful.test_overlay_kernel import outcome
 from tests.support.compare_trees import compare_scans, scan_tree
 from tests.support.native_paths import NativePaths
@@ -139,3 +141,36 @@ def test_a_removed_metacopy_that_is_held_has_its_content(scratch: Path) -> None:
         file = fs.open(node, os.O_RDONLY)
         assert file.read(100, 0) == b"bel"
         file.close()
+
+
+_WRITES: dict[str, tuple[Any, ...]] = {
+    "open": ("write", b"c", b"B", 0, 0),
+    "truncating open": ("write", b"c", b"short", 0, os.O_TRUNC),
+    "rename": ("rename", b"c", b"b/z", 0),
+    "link": ("link", b"c", b"b/z"),
+}
+
+
+@pytest.mark.parametrize("name", _WRITES)
+def test_a_crash_while_a_metacopy_gets_its_content(scratch: Path, name: str) -> None:
+    lowers = [scratch / "above", scratch / "below"]
+    for step in range(100):
+        base = scratch / f"{name} {step}"
+        top = new_upper(base, "top")
+        with kernel_overlay(lowers, *top, base / "kernel", metacopy=True) as mounted:
+            (mounted / "c").chmod(0o600)
+        has_crashed = crash_before(step, [_WRITES[name]], lowers, *top)
+        with merged(lowers, *top) as fs:
+            ours = without_clock(scan_file_system(fs))
+            contents = {path: VfsPaths(fs).read(path) for path in (b"c", b"b/z") if path in ours}
+        assert set(contents.values()) <= {b"below c", b"Below c", b"", b"short"}
+        with kernel_overlay(lowers, *top, base / "kernel", metacopy=True) as mounted:
+            theirs = _scan(mounted)
+        if name == "truncating open":  # shortened and not ended: the kernel reads on in the lower
+            ours[b"c"], theirs[b"c"] = (
+                dataclasses.replace(tree[b"c"], sha256="") for tree in (ours, theirs)
+            )
+        assert compare_scans(theirs, ours) == []
+        if not has_crashed:
+            return
+    pytest.fail("the operation never got through")

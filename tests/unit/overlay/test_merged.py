@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from snapshotter.overlay.directory_lower import DirectoryLower
 from snapshotter.overlay.merged import Merged
 from snapshotter.overlay.upper import Upper
 from snapshotter.overlay.whiteouts import USER
+from snapshotter.projection.image_lower import ImageLower, ObjectDirectory
+from snapshotter.projection.image_reader import ImageReader
+from snapshotter.projection.image_writer import write_image
+from snapshotter.projection.tree import Inode
 from snapshotter.vfs import AttrChange, Caller, Pending
 from tests.support.file_systems import image_lower
 from tests.support.overlay_trees import LONG_AGO_NS, fill, merged, new_upper
@@ -194,6 +199,36 @@ def test_a_truncating_open_needs_no_content(base: Path) -> None:
     VfsPaths(fs).write(b"file", b"new", 0, os.O_TRUNC)
     fs.setattr(find(fs, b"other"), AttrChange(size=0))
     assert (VfsPaths(fs).read(b"file"), VfsPaths(fs).read(b"other")) == (b"new", b"")
+    top.close()
+
+
+# Listings ---------------------------------------------------------------------------------------
+
+
+def test_a_listing_of_100_000_names_keeps_its_offsets(base: Path) -> None:
+    children = {b"%06d" % number: Inode(0o100644) for number in range(100_000)}
+    tree = Inode(0o040755)
+    tree.children = dict(children)
+    image = ImageReader(bytes(write_image(tree)))
+    top = Upper(*new_upper(base, "top"))
+    fs = Merged([ImageLower(image, ObjectDirectory(base))], top)
+    paths = VfsPaths(fs)
+    for number in range(0, 1000, 2):
+        paths.unlink(b"%06d" % number)
+        paths.create(b"new%d" % number, 0o600, b"")
+    directory = fs.opendir(fs.root)
+    seen: list[bytes] = []
+    offset = 0
+    while part := list(itertools.islice(directory.entries(offset), 5000)):
+        seen += [entry.name for entry in part]
+        offset = part[-1].next_offset
+        paths.unlink(seen[-1])  # one that was seen, and one that comes
+        paths.create(b"later%d" % offset, 0o600, b"")
+    directory.close()
+    gone = {b"%06d" % number for number in range(0, 1000, 2)}
+    made = {b"new%d" % number for number in range(0, 1000, 2)}
+    assert len(seen) == len(set(seen))
+    assert set(seen) == (children.keys() - gone) | made
     top.close()
 
 
