@@ -28,23 +28,25 @@ def main(arguments: list[str]) -> int:
     """Runs what the command line asks for; 0 when every check held, whatever the times."""
     options = _parser().parse_args(arguments)
     warm_ups, samples = _QUICK if options.quick else _FORMAL
-    results: list[CaseResult] = []
     facts = machine.describe()
-    with contextlib.ExitStack() as stack:
-        for case in _chosen(_CASES[options.suite](stack), options.only):
-            results.append(run_case(case, warm_ups=warm_ups, samples=samples))
-            print(
-                report.markdown_table(results[-1:]).splitlines(keepends=True)[-1],
-                end="",
-                flush=True,
-            )
-    table = report.markdown_table(results)
-    if options.json is not None:
-        report.write_json(options.json, results, facts)
-    elif not options.quick and not options.only:
-        _write_results(options.suite, results, facts, table)
-    print(table, end="")
+    with contextlib.ExitStack() as stack:  # which may take minutes to end
+        results = _sampled(_chosen(_CASES[options.suite](stack), options.only), warm_ups, samples)
+        table = report.markdown_table(results)
+        if options.json is not None:
+            report.write_json(options.json, results, facts)
+        elif not options.quick and not options.only:
+            _write_results(options.suite, results, facts, table)
+        print(table, end="", flush=True)
     return 0
+
+
+def _sampled(cases: list[Case], warm_ups: int, samples: int) -> list[CaseResult]:
+    results: list[CaseResult] = []
+    for case in cases:
+        results.append(run_case(case, warm_ups=warm_ups, samples=samples))
+        row = report.markdown_table(results[-1:]).splitlines(keepends=True)[-1]
+        print(row, end="", flush=True)
+    return results
 
 
 def _kernel_view_cases(stack: contextlib.ExitStack) -> list[Case]:
