@@ -1,10 +1,15 @@
 """What the gate has answered with FUSE files is let go of once no view needs it."""
 
 import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from snapshotter.kernel_view import syscalls
+from tests.support.gate_mount import GateMount
 from tests.support.images import Image, Layer, file, write_layout
 from tests.support.product import NewProduct, Product, await_true
 
@@ -64,3 +69,46 @@ def test_nodes_that_a_dead_store_answered_are_served_and_let_go_of(
     assert (view / "large").read_bytes() == LARGE
     await_forgotten(product, 1)
     assert (view / "large").read_bytes() == LARGE
+
+
+@pytest.fixture
+def gate() -> Iterator[GateMount]:
+    mounted = GateMount()
+    yield mounted
+    mounted.close()
+
+
+def test_nothing_is_stale_while_nodes_are_let_go_of_all_the_time(gate: GateMount) -> None:
+    """Views come and go and ask for the same nodes, their store dies, the kernel forgets."""
+    bodies = {f"f{number}": b"%d" % number * 100 for number in range(8)} | {"large": LARGE * 3}
+    for name, body in bodies.items():
+        gate.add_file(name, body)
+    has_ended = threading.Event()
+
+    def let_go() -> None:
+        while not has_ended.wait(0.002):
+            syscalls.reconfigure(gate.root / "gate", ["ro"])
+
+    def use(worker: int) -> None:
+        for turn in range(6):
+            view = gate.view(is_writable=True, image=worker)
+            chmod = gate.run("/bin/chmod", "600", *(view / name for name in bodies))
+            assert chmod.communicate()[1] == b""
+            if worker == 0 and turn == 2:
+                gate.store.kill()
+                gate.store.wait()
+                gate.start_store()
+            for name in ("large", f"f{turn}"):
+                assert gate.read(view / name) == bodies[name]
+            syscalls.umount(view)
+
+    with ThreadPoolExecutor(4) as pool:
+        letting_go = pool.submit(let_go)
+        try:
+            for worker in [pool.submit(use, number) for number in range(3)]:
+                worker.result()
+        finally:
+            has_ended.set()
+        letting_go.result()
+    assert gate.counter("nodes_forgotten") > 0
+    assert "unknown node" not in gate.log()
