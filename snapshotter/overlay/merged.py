@@ -6,6 +6,7 @@ several threads; metadata is under one lock, content never is.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -18,7 +19,7 @@ from snapshotter.overlay import syscalls
 from snapshotter.overlay.changes import Changes
 from snapshotter.overlay.copy_up import CopyUp
 from snapshotter.overlay.files import MergedDirectory, MergedFile, UnsyncedFile
-from snapshotter.overlay.metacopies import open_below
+from snapshotter.overlay.metacopies import ContentBelow, open_below
 from snapshotter.overlay.node import Node
 from snapshotter.overlay.renames import Renames
 from snapshotter.overlay.tree import Tree
@@ -116,8 +117,9 @@ class Merged:
                 size_limit = 0 if flags & os.O_TRUNC else None
                 self._copy_up.ensure_content(node, size_limit=size_limit)
                 return MergedFile(self._open_upper(node, os.O_RDWR | flags & _PASSED_ON), None)
-            if node.has_upper and not self._writable().is_metacopy(node):
-                return MergedFile(self._open_upper(node, os.O_RDONLY), None)
+            if node.has_upper:
+                with contextlib.suppress(ContentBelow):
+                    return MergedFile(self._open_upper(node, os.O_RDONLY), None)
             file = open_below(self._tree, node)
             return MergedFile(file, None if self._upper is None else self._reopener(node))
 

@@ -62,6 +62,8 @@ class LowerStack:
         says that there is a directory above already, so that only directories count; only layers
         below the layer ``after`` are looked at.
         """
+        if len(parents) < 2 and b"/" not in path and not after:
+            return self._find_in_one(parents, path, below_directory=below_directory)
         found: list[Found] = []
         candidates = list(parents) if not path.startswith(b"/") else self._all_layers(0)
         if after:
@@ -85,6 +87,18 @@ class LowerStack:
                 if path.startswith(b"/"):
                     candidates, position = self._all_layers(layer), 0
         return found
+
+    def _find_in_one(
+        self, parents: Sequence[LowerRef], name: bytes, *, below_directory: bool
+    ) -> list[Found]:
+        """``find`` where at most one layer has the directory, as in most trees: no marks count."""
+        for layer, parent in parents:
+            entry = self._lookup(layer, parent, name)
+            if entry is None or is_whiteout(entry.attr.mode, entry.attr.rdev):
+                break
+            if stat.S_ISDIR(entry.attr.mode) or not below_directory:
+                return [Found(layer, entry.node, entry.attr)]
+        return []
 
     def _all_layers(self, after: int) -> list[LowerRef]:
         return list(self.roots[after:])

@@ -51,6 +51,7 @@ class ViewOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The object's path below ``objects``."""
     image_number: int
     upper: str | None
+    volatile: bool
     read_only: bool
     large_file_bytes: int
     fetch_deadline_s: float
@@ -69,7 +70,8 @@ def serve(options: ViewOptions, device: int) -> None:
         image = ImageLower(_open_image(paths.objects / options.metadata_image), contents)
         upper = None
         if options.upper is not None:
-            upper = Upper(Path(options.upper) / "upper", Path(options.upper) / "work")
+            directory = Path(options.upper)
+            upper = Upper(directory / "upper", directory / "work", volatile=options.volatile)
             closing.callback(upper.close)
         writable = upper is not None and not options.read_only
         fs: Lower[Any] = image if upper is None else Merged([image], upper)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from snapshotter.config import Config
-from snapshotter.errors import CorruptError, InvalidInputError, SnapshotterError, UnavailableError
+from snapshotter.errors import CorruptError, SnapshotterError, UnavailableError
 from snapshotter.kernel_view import syscalls
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
@@ -55,6 +55,7 @@ def make_fuse_view(
     image_number: int,
     upper: Path | None,
     upper_record: UpperRecord,
+    volatile: bool,
     read_only: bool,
 ) -> FuseView:
     """A new view with its process, serving. ``upper`` is the directory that holds upper and work.
@@ -66,18 +67,14 @@ def make_fuse_view(
         raise UnavailableError(f"metadata image {metadata}: it is not here; pull the image again")
     if upper is not None:
         with _image_root(paths, metadata) as image_root:
-            prepared = uppers.prepare(upper, upper_record, image_root)
-        if (file := uppers.find_metacopy(prepared)) is not None:
-            raise InvalidInputError(
-                f"upper {upper}: {file} has its attributes here and its content in the image, as "
-                "a kernel view left it; use --view kernel"
-            )
+            uppers.prepare(upper, upper_record, image_root)
     options = ViewOptions(
         root=str(paths.root),
         run=str(paths.run),
         metadata_image=metadata.path,
         image_number=image_number,
         upper=None if upper is None else str(upper),
+        volatile=volatile and not read_only,
         read_only=read_only,
         large_file_bytes=config.large_file_bytes,
         fetch_deadline_s=config.lookup_deadline_s,

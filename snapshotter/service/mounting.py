@@ -127,7 +127,7 @@ class Mounting:
             stored = self._table.add(
                 record,
                 gate_device=self._backing.gate_device or 0,
-                volatile=plan.volatile and view == "kernel",
+                volatile=plan.volatile,
                 server_pid=server,
             )
             undo.pop_all()

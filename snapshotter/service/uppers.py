@@ -23,7 +23,6 @@ from snapshotter.kernel_view import syscalls
 
 _RECORD = "upper.json"
 _PRIVATE_XATTRS = "trusted.overlay."
-_METACOPY = "trusted.overlay.metacopy"
 
 
 class UpperRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,16 +123,6 @@ def is_in_use(upper: Upper) -> bool:
     finally:
         lower.rmdir()
     return False
-
-
-def find_metacopy(upper: Upper) -> str | None:
-    """A file whose attributes are in the upper and whose content is not, if there is one."""
-    for directory, _, files in os.walk(upper.upper):
-        for name in files:
-            path = os.path.join(directory, name)
-            if _METACOPY in os.listxattr(path, follow_symlinks=False):
-                return path
-    return None
 
 
 def _is_locked(directory: Path) -> bool:

@@ -122,6 +122,7 @@ class ViewMaker:
             image_number=plan.image.number,
             upper=plan.directory,
             upper_record=plan.upper_record,
+            volatile=plan.volatile,
             read_only=plan.read_only,
         )
         return MadeView(made.descriptor, made.pid)

@@ -86,11 +86,33 @@ def test_an_upper_is_the_same_under_either_view(five: LocalImage, product: Produ
     assert compare_scans(shown, scan_tree(again)) == []
     product.do("umount", again)
     product.mount(five.reference, "kernel", "--view", "kernel", "--upper", upper)
-    (kernel / "moved/chunk-and-one").chmod(0o600)  # a metacopy
+    (kernel / "moved/chunk-and-one").chmod(0o600)
+    shown = scan_tree(kernel)
     product.do("umount", kernel)
-    refused = product.cli("mount", *FUSE, "--upper", upper, five.reference, again)
-    assert refused.returncode == 2
-    assert "use --view kernel" in refused.stderr
+    metacopy = upper / "upper/moved/chunk-and-one"
+    assert os.getxattr(metacopy, "trusted.overlay.metacopy") == b""
+    product.mount(five.reference, "again", *FUSE, "--upper", upper)
+    assert compare_scans(shown, scan_tree(again)) == []
+    with (again / "moved/chunk-and-one").open("r+b") as file:
+        file.write(b"changed")
+    shown = scan_tree(again)
+    product.do("umount", again)
+    assert "trusted.overlay.metacopy" not in os.listxattr(metacopy)
+    product.mount(five.reference, "kernel", "--view", "kernel", "--upper", upper)
+    assert compare_scans(shown, scan_tree(kernel)) == []
+
+
+def test_a_volatile_upper_is_marked_until_it_is_safe(five: LocalImage, product: Product) -> None:
+    upper = product.base / "changes"
+    view = product.mount(five.reference, "fuse", *FUSE, "--upper", upper, "--volatile")
+    (view / "file").write_bytes(b"made")
+    mark = upper / "work/work/incompat/volatile/dirty"
+    assert mark.exists()
+    product.do("umount", view)
+    assert not mark.exists()
+    product.mount(five.reference, "fuse", *FUSE, "--upper", upper)
+    assert (view / "file").read_bytes() == b"made"
+    assert not mark.exists()
 
 
 def test_readers_wait_for_the_stores_successor(
