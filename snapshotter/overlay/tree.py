@@ -244,7 +244,7 @@ class Tree:
             node.alias = int(count), alias
 
     def _make_node(self, found: Resolved) -> Node:
-        lowers = tuple((layer, node) for layer, node, _ in found.lowers)
+        lowers = tuple([(layer, node) for layer, node, _ in found.lowers])
         attr = None
         if found.upper is not None:
             ino = self._upper_number(found.upper.st_ino)
