@@ -31,6 +31,7 @@ _ROUNDS = 50 if os.environ.get("SNAPSHOTTER_LONG") else 5
 _FILES_PER_ROUND = 12
 _FILE_BYTES = 70 << 10
 """Larger than a companion: each file is asked for when it is opened, and not before."""
+_EXEC = f'[ "$(cat /etc/greeting)" = "{GREETING.decode().strip()}" ]'
 _VICTIMS = (
     ("service",),
     ("store",),
@@ -88,6 +89,12 @@ class Work:
         finally:
             self._is_containerd_down = False
 
+    def check(self) -> None:
+        """Raises what went wrong so far."""
+        for future in self._futures:
+            if future.done():
+                future.result()
+
     def end(self) -> None:
         """Ends it; raises what went wrong."""
         self._ending.set()
@@ -113,12 +120,11 @@ class Work:
         while not self._ending.is_set():
             was_down, outages = self._is_containerd_down, self._outages
             try:
-                printed = self._node.containerd.exec(self._container, "cat", "/etc/greeting")
+                self._node.containerd.check(self._container, "sh", "-c", _EXEC)
             except ContainerdError:
                 if not was_down and outages == self._outages:
                     raise
             else:
-                assert printed == GREETING.decode()
                 self.execs += 1
 
     def _walk(self) -> None:
@@ -147,8 +153,14 @@ def test_no_death_harms_a_container(new_node: NewNode, own_server: CacheServer, 
         for number in range(_ROUNDS):
             kill_and_recover(node, own_server, work, _VICTIMS[number % len(_VICTIMS)], number)
             assert_nothing_dead_is_mounted(node)
+            work.check()
         done = work.execs, work.walks
-        await_true(lambda: work.execs > done[0] and work.walks > done[1], "one more of each")
+
+        def is_more_done() -> bool:
+            work.check()
+            return work.execs > done[0] and work.walks > done[1]
+
+        await_true(is_more_done, "one more of each")
     finally:
         work.end()
     assert node.containerd.run(pushed.reference, "cat", "/etc/greeting") == GREETING.decode()

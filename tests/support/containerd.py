@@ -201,7 +201,15 @@ class Containerd:
         return name
 
     def exec(self, container: str, *command: str) -> str:
-        """Runs a command in a container that is up; what it printed."""
+        """Runs a command in a container that is up and has a shell; what it printed.
+
+        ctr 1.6 stops copying when the process ends, and may not have begun by then: so it lingers.
+        """
+        lingering = '"$@"; status=$?; sleep 0.3; exit $status'
+        return self.check(container, "sh", "-c", lingering, "sh", *command)
+
+    def check(self, container: str, *command: str) -> str:
+        """``exec`` of a command whose success alone counts: what it prints may be lost."""
         return self.do("tasks", "exec", "--exec-id", self.new_id(), container, *command)
 
     def pid_of(self, container: str) -> int:
