@@ -81,6 +81,15 @@ class Backing:
         if self._config.cache_server == "auto":
             await self._cache_server.wait_until_up()
 
+    async def wait_for_start(self) -> None:
+        """Returns when our own cache server has come up for the first time, or could not.
+
+        Who is given a view just after the start would else meet EIO at the first cold file.
+        """
+        if self._config.cache_server == "auto":
+            with trio.move_on_after(START_DEADLINE_S):
+                await self._cache_server.wait_until_tried()
+
     async def _before_store(self) -> None:
         """At first keeper and store start side by side: the store waits for its gate by itself."""
         if self._keeper.pid is not None:

@@ -89,6 +89,8 @@ class Daemon:
 
     async def _ensure(self, name: ContentName) -> None:
         await self._backing.wait_for_store()
+        if not await trio.Path(self._paths.objects / name.path).exists():
+            await self._backing.wait_for_cache_server()
         await self._backing.store.ensure(name)
 
     async def _look_after_processes(self, scope: trio.CancelScope) -> None:

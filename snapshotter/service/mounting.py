@@ -167,7 +167,9 @@ class Mounting:
     async def _have_metadata(self, image: ImageRecord) -> None:
         name = metadata_name(image.prepared)
         await self._backing.wait_for_store()
+        await self._backing.wait_for_start()
         if not os.path.exists(self._paths.objects / name.path):  # noqa: ASYNC240 - a local stat
+            await self._backing.wait_for_cache_server()
             await self._backing.store.ensure(name)
 
     def _plan(self, mount_id: str, request: Mount, image: ImageRecord, view: str) -> Plan:

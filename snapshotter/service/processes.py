@@ -126,6 +126,7 @@ class Supervisor:
         """Whether this supervisor started it, at least once, rather than found it living."""
         self._before = before
         self._up = trio.Event()
+        self._has_tried = trio.Event()
         self.trouble = "it has not started yet"
         """Why it is not up, for people."""
 
@@ -140,7 +141,9 @@ class Supervisor:
             except (SnapshotterError, OSError) as error:
                 self.trouble = str(error)
                 _log.error("process did not start", name=self.program.name, error=str(error))
+                self._has_tried.set()
             else:
+                self._has_tried.set()
                 await self._watch(child)
             backoff_s = _FIRST_BACKOFF_S if trio.current_time() - began > _STABLE_S else backoff_s
             await trio.sleep(backoff_s)
@@ -154,6 +157,10 @@ class Supervisor:
         raise UnavailableError(
             f"{self.program.name} is not up: {self.trouble}; see {self.program.log}"
         )
+
+    async def wait_until_tried(self) -> None:
+        """Returns when the first start or adoption has succeeded or failed."""
+        await self._has_tried.wait()
 
     async def _bring_up(self) -> int | None:
         """Adopts what answers (None), or starts it and waits until it answers (its pid)."""

@@ -50,8 +50,9 @@ def test_missing_program_is_started_and_started_again_when_it_dies(program: Prog
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.run)
-                await supervisor.wait_until_up()
+                await supervisor.wait_until_tried()
                 first = supervisor.pid
+                await supervisor.wait_until_up()
                 assert first is not None
                 assert os.getsid(first) == first  # a session of its own
                 os.kill(first, signal.SIGKILL)
@@ -89,7 +90,9 @@ def test_program_that_cannot_start_is_told_with_its_own_words(tmp_path: Path) ->
         supervisor = Supervisor(program)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
-            await until(lambda: "ended" in supervisor.trouble)
+            with trio.fail_after(20):
+                await supervisor.wait_until_tried()
+            assert "ended" in supervisor.trouble
             with pytest.raises(UnavailableError, match=r"broken is not up: .*it cannot work") as e:
                 await supervisor.wait_until_up(deadline_s=0.01)
             assert "earlier day" not in str(e.value)
