@@ -7,7 +7,7 @@ reply's header.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple
 
 from snapshotter.fuse.wire import MAJOR
@@ -98,8 +98,8 @@ _NOTIFY_INODE = struct.Struct("=Qqq")
 _NOTIFY_ENTRY = struct.Struct("=QII")
 
 
-class OpenFlag(IntFlag):
-    """How the kernel is to treat an open file or directory."""
+class OpenFlag(IntEnum):
+    """How the kernel is to treat an open file or directory: bits, to be joined as numbers."""
 
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1

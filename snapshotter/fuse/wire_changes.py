@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from enum import IntFlag
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from snapshotter.errors import InvalidInputError
 from snapshotter.fuse.wire import DECODERS, Decoder, Opcode, fixed, named
 
 
-class AttrField(IntFlag):
-    """What a SETATTR sets, in ``valid``."""
+class AttrField(IntEnum):
+    """What a SETATTR sets: bits of ``valid``."""
 
     MODE = 1 << 0
     UID = 1 << 1
