@@ -136,7 +136,11 @@ def test_names_that_lead_out_and_devices_lead_nowhere(product: Product, image: s
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [([], "--upper DIR, or --read-only"), (["--read-only", "--upper", "u"], "--upper DIR, or")],
+    [
+        ([], "one of --upper DIR, --read-only and --contents"),
+        (["--read-only", "--upper", "u"], "one of --upper DIR"),
+        (["--contents", "--read-only"], "one of --upper DIR"),
+    ],
 )
 def test_bad_usage_is_refused(product: Product, image: str, options: list[str], words: str) -> None:
     done = product.cli("virtiofs", image, "--socket", product.base / "s", *options)
