@@ -208,11 +208,18 @@ class FrontEnd:
         _DESCRIPTOR.pack_into(self.memory, self.queues[queue].descriptors_at + 16 * slot, *row)
 
     def build(
-        self, parts: Sequence[bytes], room: Sequence[int], *, slot: int = 0, queue: int = 1
+        self,
+        parts: Sequence[bytes],
+        room: Sequence[int],
+        *,
+        slot: int = 0,
+        queue: int = 1,
+        scattered: bool = False,
     ) -> tuple[int, list[tuple[int, int]]]:
         """Puts a request of these parts, with room for a reply, into a slot.
 
-        Returns the head of its chain, and address and size of each piece of the room.
+        Returns the head of its chain, and address and size of each piece of the room. Those behind
+        the first come in descending order when they are to lie ``scattered``.
         """
         base = SLOTS_AT + slot * SLOT_BYTES
         rows: list[tuple[int, int, int]] = []
@@ -226,9 +233,11 @@ class FrontEnd:
         pieces = []
         for size in room:
             pieces.append((at, size))
-            rows.append((at, size, WRITE))
             at += size
         assert at <= base + SLOT_BYTES
+        if scattered:
+            pieces[1:] = reversed(pieces[1:])
+        rows += [(address, size, WRITE) for address, size in pieces]
         if self.has_indirect:
             first, table = 0, base
             self.put_descriptor(queue, slot, (table, 16 * len(rows), INDIRECT, 0))

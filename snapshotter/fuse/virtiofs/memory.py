@@ -116,6 +116,14 @@ class GuestMemory:
             left -= length
         return found
 
+    def copy(self, address: int, size: int) -> bytes:
+        """The bytes at a guest address as they are now; errors are those of ``spans``."""
+        first = self.regions[0]
+        begin = address - first.guest_address
+        if begin >= 0 and begin + size <= first.size:
+            return bytes(first.view[begin : begin + size])
+        return b"".join(self.spans(address, size))
+
     def _region_at(self, address: int) -> Region | None:
         for region in self.regions:
             if region.guest_address <= address < region.guest_end:

@@ -187,10 +187,10 @@ class Vring:
         if rest or not 0 < count <= MAX_SIZE:
             raise InvalidInputError(f"indirect table of {size} bytes")
         # A private copy: the guest can no longer change the table while it is walked.
-        table = b"".join(self._memory.spans(address, size))
+        table = self._memory.copy(address, size)
         fields = _table(count).unpack(table)
         if fields[3:-1:4] == _IN_ORDER[: count - 1]:  # as every known driver writes them
-            return zip(fields[::4], fields[1::4], fields[2::4], strict=True)
+            return zip(fields[::4], fields[1::4], fields[2::4], strict=False)
         return _follow(table, 0, fields[:4])
 
     def _add(self, views: list[memoryview], begin: int, end: int, total: int) -> None:
