@@ -141,6 +141,8 @@ def ps(context: typer.Context) -> None:
 
 
 def _place(record: control.MountRecord) -> str:
+    if record.view == "virtiofs":
+        return f"virtual machine of process {record.owner_pid}"
     if record.owner_pid is not None:
         return f"sandbox of process {record.owner_pid}"
     if record.lent:

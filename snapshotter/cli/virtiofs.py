@@ -64,14 +64,19 @@ def virtiofs(
     if [upper is not None, read_only, contents].count(True) != 1:
         raise InvalidInputError("give one of --upper DIR, --read-only and --contents")
     session = session_of(context)
-    request = control.Pull(
+    request = control.Mount(
         image=image_here(image),
         architecture=architecture_of(platform),
-        refresh=False,
         authfile=chosen_authfile(authfile),
+        view="virtiofs",
+        upper=None if upper is None else os.path.realpath(upper),
+        read_only=upper is None,
+        owner_pid=os.getpid(),
     )
     with session.connect() as client, output.pull_progress(quiet=session.json) as progress:
-        record = client.ask(request, control.Image, on_progress=progress).image
+        mounted, descriptor = client.mount(request, on_progress=progress)
+    os.close(descriptor)
+    record = mounted.image
     paths = session.paths
     options = virtiofs_view.make_options(
         paths,

@@ -66,8 +66,7 @@ def make_fuse_view(
     if not (paths.objects / metadata.path).exists():
         raise UnavailableError(f"metadata image {metadata}: it is not here; pull the image again")
     if upper is not None:
-        with _image_root(paths, metadata) as image_root:
-            uppers.prepare(upper, upper_record, image_root)
+        prepare_upper(paths, metadata, upper, upper_record)
     options = ViewOptions(
         root=str(paths.root),
         run=str(paths.run),
@@ -98,6 +97,12 @@ def make_fuse_view(
         ) from error
     raise_read_ahead(root.st_dev, config.read_ahead_kb)
     return FuseView(descriptor, pid)
+
+
+def prepare_upper(paths: Paths, metadata: ContentName, upper: Path, record: UpperRecord) -> None:
+    """Makes ``upper`` one that our own overlay can serve; raises what ``uppers.prepare`` raises."""
+    with _image_root(paths, metadata) as image_root:
+        uppers.prepare(upper, record, image_root)
 
 
 def _program(options: ViewOptions, log: Path) -> Program:

@@ -19,6 +19,7 @@ from snapshotter.errors import (
     NotFoundError,
     SnapshotterError,
     UnavailableError,
+    UnsupportedError,
 )
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
@@ -30,6 +31,7 @@ from snapshotter.service.freshness import Freshness
 from snapshotter.service.images import metadata_name
 from snapshotter.service.mounts import MountTable, StoredMount, boot_id, start_ticks
 from snapshotter.service.processes import exit_status, wait_for_end
+from snapshotter.service.requesting import FOR_GUESTS
 from snapshotter.service.uppers import Upper
 from snapshotter.service.view_maker import MadeView, Plan, ViewMaker, name_of
 from snapshotter.store.images import ImageRecord
@@ -94,6 +96,8 @@ class Mounting:
         """
         if request.owner_pid is not None:
             _check_owner(request.owner_pid)
+        elif view == "virtiofs":
+            raise UnsupportedError(f"view virtiofs: {FOR_GUESTS}")
         mount_id = self._table.new_id()
         if request.upper is None:
             return await self._mount(mount_id, request, image, view)
@@ -241,6 +245,8 @@ class Mounting:
         await self._freshness.refresh()
 
     def _described(self, stored: StoredMount) -> MountRecord:
+        if stored.mount.view == "virtiofs":
+            return stored.mount
         if stored.server_pid is not None:
             if stored.is_served:
                 return stored.mount

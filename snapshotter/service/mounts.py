@@ -183,13 +183,14 @@ class MountTable:
         """Ids of mounts that are not among those that ``look`` finds standing. Blocks.
 
         A mount that is placed while it looks is not taken for one that vanished, and overlayfs
-        itself is asked about those with a private upper. Lent ones come and go.
+        itself is asked about those with a private upper. Lent ones come and go, and what is served
+        to a virtual machine is mounted nowhere: it ends with its owner.
         """
         newest = time.time() - UNPLACED_GRACE_S
         candidates = [
             stored.mount
             for stored in self.all()
-            if not stored.mount.lent
+            if not (stored.mount.lent or stored.mount.view == "virtiofs")
             and (stored.mount.target is not None or stored.mount.created_at_s < newest)
         ]
         standing = look()

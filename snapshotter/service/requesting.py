@@ -14,6 +14,8 @@ from snapshotter.platforms import parse_platform
 from snapshotter.references import absolute_image
 from snapshotter.service import control
 
+FOR_GUESTS = "it is for virtual machines: snapshotter virtiofs IMAGE --socket PATH"
+
 
 def image_here(image: str) -> str:
     """``image`` as the daemon needs it: paths absolute from the current directory."""
@@ -41,6 +43,8 @@ def mount_request(
     chosen = next((name for name in views if name == view), None)
     if chosen is None:
         raise InvalidInputError(f"view {view!r}: choose one of {', '.join(views)}")
+    if chosen == "virtiofs":
+        raise InvalidInputError(f"view virtiofs: {FOR_GUESTS}")
     if upper is not None and read_only:
         raise InvalidInputError(
             "an upper and read-only: a read-only mount writes nothing; choose one"

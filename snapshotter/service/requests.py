@@ -21,7 +21,8 @@ from snapshotter.service.housekeeping import Housekeeping
 from snapshotter.service.images import ImageCatalog, metadata_name
 from snapshotter.service.lending import Lending
 from snapshotter.service.mounting import Mounting
-from snapshotter.service.view_maker import NOT_BUILT
+from snapshotter.service.requesting import FOR_GUESTS
+from snapshotter.service.view_maker import virtiofs_missing
 from snapshotter.store.images import ImageRecord
 from snapshotter.telemetry import Counters
 
@@ -203,8 +204,10 @@ def host_facts(abilities: Abilities, lacking: str) -> control.HostFacts:
         detail=lacking or "works here",
         remedy="modprobe fuse" if lacking else "",
     )
-    remedy = "" if lacking else "use the fuse view"
-    virtiofs = control.Fact(name="virtiofs", ok=False, detail=NOT_BUILT, remedy=remedy)
+    without = virtiofs_missing()
+    virtiofs = control.Fact(
+        name="virtiofs", ok=not without, detail=without or f"works here; {FOR_GUESTS}"
+    )
     facts = [
         control.Fact(name=each.name, ok=each.ok, detail=each.detail, remedy=each.remedy)
         for each in abilities.findings

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from snapshotter.config import Config
 from snapshotter.errors import UnsupportedError
+from snapshotter.fuse.virtiofs.vring import is_supported_machine
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
@@ -15,8 +17,6 @@ from snapshotter.service import fuse_views, uppers, views
 from snapshotter.service.images import metadata_name
 from snapshotter.service.uppers import UpperRecord
 from snapshotter.store.images import ImageRecord
-
-NOT_BUILT = "not built yet in this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,13 @@ class MadeView(NamedTuple):
     server_pid: int | None
 
 
+def virtiofs_missing() -> str:
+    """Why no view can be served to a virtual machine here; empty when one can."""
+    if is_supported_machine():
+        return ""
+    return "virtqueues are served on x86-64 only"
+
+
 class ViewMaker:
     """Makes views below one root."""
 
@@ -86,8 +93,10 @@ class ViewMaker:
             if not fuse:
                 return "fuse", f"the kernel view is impossible here ({kernel}); fuse works"
             raise UnsupportedError(f"view: this host allows none: {kernel}; {fuse}")
-        if wanted not in ("kernel", "fuse"):
-            raise UnsupportedError(f"view {wanted}: {NOT_BUILT}; use --view kernel or fuse")
+        if wanted == "virtiofs":
+            if lacking := virtiofs_missing():
+                raise UnsupportedError(f"view virtiofs: {lacking}")
+            return wanted, "virtiofs was asked for"
         if lacking := kernel if wanted == "kernel" else fuse:
             raise UnsupportedError(f"view {wanted}: this host lacks something: {lacking}")
         return wanted, f"{wanted} was asked for"
@@ -96,6 +105,8 @@ class ViewMaker:
         """A new view; raises SnapshotterError when the host or the upper refuses it."""
         if plan.view == "fuse":
             return self._make_fuse(plan)
+        if plan.view == "virtiofs":
+            return self._make_virtiofs(plan)
         image = plan.image
         metadata = self._metadata.mount(metadata_name(image.prepared))
         upper = None
@@ -126,3 +137,13 @@ class ViewMaker:
             read_only=plan.read_only,
         )
         return MadeView(made.descriptor, made.pid)
+
+    def _make_virtiofs(self, plan: Plan) -> MadeView:
+        """Its owner serves it: all that is made here is the upper, and opened the metadata image.
+
+        The image's descriptor takes the place of a mount's.
+        """
+        metadata = metadata_name(plan.image.prepared)
+        if plan.directory is not None:
+            fuse_views.prepare_upper(self._paths, metadata, plan.directory, plan.upper_record)
+        return MadeView(os.open(self._paths.objects / metadata.path, os.O_RDONLY), None)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,13 +11,9 @@ import msgspec
 
 import snapshotter
 from snapshotter.config import Config
-from snapshotter.errors import CorruptError, SnapshotterError, UnavailableError
-from snapshotter.names import ContentName
+from snapshotter.errors import UnavailableError
 from snapshotter.paths import Paths
-from snapshotter.projection.image_reader import ImageReader
-from snapshotter.service import uppers
 from snapshotter.service.images import metadata_name
-from snapshotter.service.uppers import UpperRecord
 from snapshotter.service.virtiofs_process import VirtiofsOptions
 from snapshotter.store.images import ImageRecord
 
@@ -38,21 +29,10 @@ def make_options(
     upper: Path | None,
     contents_only: bool = False,
 ) -> VirtiofsOptions:
-    """What the process is told; ``upper`` is made, or used again.
-
-    Raises UnavailableError when the metadata image is not here, and what ``uppers.prepare`` does.
-    """
+    """What the process is told; UnavailableError when the metadata image is not here."""
     metadata = metadata_name(image.prepared)
     if not (paths.objects / metadata.path).exists():
         raise UnavailableError(f"metadata image {metadata}: it is not here; pull the image again")
-    if upper is not None:
-        assert image.prepared.metadata_image is not None
-        record = UpperRecord(
-            metadata_image=image.prepared.metadata_image.content,
-            image=image.references[-1] if image.references else image.handle,
-        )
-        with _image_root(paths, metadata) as image_root:
-            uppers.prepare(upper, record, image_root)
     return VirtiofsOptions(
         root=str(paths.root),
         run=str(paths.run),
@@ -73,22 +53,3 @@ def become(options: VirtiofsOptions) -> NoReturn:
     words = [sys.executable, "-P", "-m", _MODULE, msgspec.json.encode(options).decode()]
     sys.stdout.flush()
     os.execve(sys.executable, words, {**os.environ, "PYTHONPATH": search})  # noqa: S606
-
-
-@contextmanager
-def _image_root(paths: Paths, metadata: ContentName) -> Iterator[str]:
-    """A directory with the attributes of the image's root, which an upper's root must have."""
-    with tempfile.TemporaryDirectory(prefix=".root-", dir=paths.run) as made:
-        try:
-            with open(paths.objects / metadata.path, "rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            image = ImageReader(content)
-            inode, xattrs = image.inode(image.root), image.xattrs(image.root)
-        except CorruptError as error:
-            raise SnapshotterError(f"metadata image {metadata}: {error}") from error
-        for name, value in xattrs.items():
-            os.setxattr(made, name, value)
-        os.chown(made, inode.uid, inode.gid)
-        os.chmod(made, stat.S_IMODE(inode.mode))
-        os.utime(made, ns=(inode.mtime_ns, inode.mtime_ns))
-        yield made

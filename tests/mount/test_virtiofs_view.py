@@ -14,7 +14,7 @@ from snapshotter.vfs import AttrChange, Caller
 from tests.support.compare_trees import compare_scans, scan_tree
 from tests.support.fuse_client import FuseClient
 from tests.support.images import Image, Layer, directory, file, hard_link, symlink, write_layout
-from tests.support.product import NewProduct, Product
+from tests.support.product import NewProduct, Product, await_true
 from tests.support.vfs_paths import VfsPaths, find, scan_file_system
 from tests.support.virtiofs_guest import asker
 from tests.support.virtiofs_process import VirtiofsProcess, virtiofs_process
@@ -168,3 +168,25 @@ def test_an_upper_that_is_in_use_is_refused(product: Product, image: str) -> Non
             timeout=60,
         )
         assert done.returncode == 6
+
+
+def test_the_daemon_knows_of_it_until_it_ends(product: Product, image: str) -> None:
+    upper = product.base / "upper"
+    with virtiofs_process(product, image, "--upper", upper) as view:
+        (record,) = product.ask("ps")
+        assert (record["view"], record["owner_pid"]) == ("virtiofs", view.process.pid)
+        assert product.cli("images", "rm", image).returncode == 6
+        target = product.base / "mnt"
+        target.mkdir()
+        refused = product.cli("mount", image, target, "--upper", upper)
+        assert refused.returncode == 6
+        assert "in use" in refused.stderr
+    await_true(lambda: not product.ask("ps"), "the record to be dropped")
+    product.mount(image, "mnt", "--upper", upper)
+
+
+@pytest.mark.parametrize("command", [["mount"], ["run"]])
+def test_it_is_no_mount_of_this_host(product: Product, image: str, command: list[str]) -> None:
+    done = product.cli(*command, "--view", "virtiofs", image, product.base)
+    assert done.returncode in (2, 125)
+    assert "snapshotter virtiofs IMAGE" in done.stderr
