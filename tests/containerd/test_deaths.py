@@ -163,6 +163,7 @@ def test_no_death_harms_a_container(new_node: NewNode, own_server: CacheServer, 
         await_true(is_more_done, "one more of each")
     finally:
         work.end()
+    node.await_called()
     assert node.containerd.run(pushed.reference, "cat", "/etc/greeting") == GREETING.decode()
     node.containerd.end_container(container)
 

@@ -65,6 +65,17 @@ class Node:
 
         await_true(is_up, "all processes", log=self.product.logs)
 
+    def await_called(self) -> None:
+        """Waits until containerd calls the service again: its gRPC client pauses after a refusal
+        for a second or more, and fails what is asked meanwhile."""
+
+        def is_called() -> bool:
+            return not self.containerd.ctr(
+                "snapshots", "--snapshotter", SNAPSHOTTER, "ls"
+            ).returncode
+
+        await_true(is_called, "containerd to call the service", log=self.service_log)
+
     def pids(self) -> dict[str, int]:
         """The pid of each process of ours, by name."""
         assert self._service is not None
