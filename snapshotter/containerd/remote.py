@@ -20,7 +20,7 @@ from snapshotter.errors import NotFoundError, SnapshotterError, UnavailableError
 from snapshotter.kernel_view import syscalls
 from snapshotter.paths import Paths
 from snapshotter.service import control, views
-from snapshotter.service.control_client import ControlClient
+from snapshotter.service.control_client import Answer, ControlClient
 from snapshotter.service.daemon_process import connect_or_start
 from snapshotter.service.images import metadata_name
 from snapshotter.service.lending import chain_name
@@ -43,6 +43,7 @@ class DaemonLayers:
         self._config = config
         self._authfile = authfile
         self._mounting = threading.Lock()
+        self._idle: list[ControlClient] = []
         self._unreachable: UnavailableError | None = None
         self._unreachable_until = 0.0
         places.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,8 +57,7 @@ class DaemonLayers:
             raise UnavailableError(f"{self._unreachable} (a moment ago)")
         request = control.CheckChain(chain=chain, image=image, authfile=self._authfile)
         try:
-            with self._daemon() as daemon:
-                daemon.ask(request, control.Done)
+            self._ask(request, control.Done)
         except UnavailableError as error:
             self._unreachable = error
             self._unreachable_until = time.monotonic() + _UNREACHABLE_S
@@ -66,8 +66,7 @@ class DaemonLayers:
     def lend(self, chain: str, snapshot_id: str, *, read_only: bool) -> MergedImage:
         """The chain's merged image, its names mounted; raises what the daemon says."""
         request = control.Lend(chain=chain, mount_id=snapshot_id, read_only=read_only)
-        with self._daemon() as daemon:
-            lent = daemon.ask(request, control.Lent)
+        lent = self._ask(request, control.Lent)
         place = self._place(chain)
         with self._mounting:
             if not os.path.ismount(place):
@@ -80,6 +79,11 @@ class DaemonLayers:
             image_number=lent.image.number,
             self_contained=lent.self_contained,
         )
+
+    def close(self) -> None:
+        """Ends the connections to the daemon."""
+        while self._idle:
+            self._idle.pop().close()
 
     def give_back(self, snapshot_id: str) -> None:
         """Tells the daemon, if it runs; one that is started later finds out at the next boot."""
@@ -119,13 +123,33 @@ class DaemonLayers:
         except OSError as error:
             raise SnapshotterError(f"mount metadata image {name} at {place}: {error}") from error
 
-    def _daemon(self) -> ControlClient:
-        return connect_or_start(self._paths, config=self._config)
-
-    def _tell(self, request: control.Request, answer: type[control.Response]) -> None:
+    def _ask(self, request: control.Request, answer: type[Answer], *, start: bool = True) -> Answer:
+        """The daemon's answer, on a connection that is kept."""
+        daemon = self._connection(start=start)
         try:
-            with ControlClient(self._paths.control_socket) as daemon:
-                daemon.ask(request, answer)
+            answered = daemon.ask(request, answer)
+        except BaseException:
+            daemon.close()
+            raise
+        self._idle.append(daemon)
+        return answered
+
+    def _connection(self, *, start: bool) -> ControlClient:
+        while True:
+            try:
+                daemon = self._idle.pop()
+            except IndexError:
+                if not start:
+                    return ControlClient(self._paths.control_socket)
+                return connect_or_start(self._paths, config=self._config)
+            if daemon.is_alive():
+                return daemon
+            daemon.close()
+
+    def _tell(self, request: control.Request, answer: type[control.Done | control.Removed]) -> None:
+        """What the daemon need not know, or not now: it is not started for it."""
+        try:
+            self._ask(request, answer, start=False)
         except NotFoundError:
             pass  # it knows already
         except SnapshotterError as error:

@@ -68,6 +68,7 @@ def serve(service: Service, *, on_ready: Callable[[], None] = lambda: None) -> N
         while not ended.wait(_RECLAIM_EVERY_S):
             _reclaim(snapshots)
         server.stop(_GRACE_S).wait()
+        layers.close()
         service.socket.unlink(missing_ok=True)
         _log.info("ending; what is mounted goes on", **counters.snapshot())
     finally:

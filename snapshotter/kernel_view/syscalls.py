@@ -70,6 +70,8 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_SET_FD = 0, 1, 5
 _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 6, 7
 _STATX_MNT_ID = 0x1000
 _AT_NO_AUTOMOUNT = 0x800
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_DEVICE_OFFSET = 136
 _STATX_MNT_ID_OFFSET = 144
 _CONTEXT_LOG_BYTES = 4096
 
@@ -295,6 +297,17 @@ def mount_id(path: Name | int) -> int:
         raise _fail(f"statx {os.fsdecode(raw) or directory}")
     number: int = struct.unpack_from("<Q", buffer, _STATX_MNT_ID_OFFSET)[0]
     return number
+
+
+def device_at(path: Name) -> int:
+    """st_dev of what is at ``path``, from what the kernel knows: no file system is asked."""
+    buffer = ctypes.create_string_buffer(256)
+    raw = os.fsencode(path)
+    flags = _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC
+    if _libc.statx(AT_FDCWD, raw, flags, 0, buffer) < 0:
+        raise _fail(f"statx {os.fsdecode(raw)}")
+    major, minor = struct.unpack_from("<II", buffer, _STATX_DEVICE_OFFSET)
+    return os.makedev(major, minor)
 
 
 def fs_magic(path: Name) -> int:

@@ -7,6 +7,7 @@ number of requests in order, each answered before the next is sent.
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ QUICK_TIMEOUT_S = 30.0
 
 _RECEIVE_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
+
+_CHAINS = control.CheckChain | control.Lend
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[control.Response] = msgspec.json.Decoder(control.Response)
@@ -75,6 +78,12 @@ class ControlClient:
         except OSError:
             pass  # closed, or the daemon went away: it has ended
 
+    def is_alive(self) -> bool:
+        """Whether the daemon still holds its end, between two requests."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
     def ask(
         self,
         request: control.Request,
@@ -87,7 +96,7 @@ class ControlClient:
         Raises the error that a ``failed`` answer stands for, and UnavailableError when the daemon
         goes away, is silent for too long or answers something that was not asked.
         """
-        is_slow = isinstance(request, control.Pull | control.Mount | control.CheckChain)
+        is_slow = isinstance(request, control.Pull | control.Mount | _CHAINS)
         self._socket.settimeout(None if is_slow else QUICK_TIMEOUT_S)
         what = f"ask the daemon for {request.__struct_config__.tag}"
         try:

@@ -21,6 +21,7 @@ from snapshotter.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from snapshotter.kernel_view import syscalls
 from snapshotter.kernel_view.probe import Abilities
 from snapshotter.names import ContentName
 from snapshotter.paths import Paths
@@ -142,7 +143,11 @@ class Mounting:
         """Makes an image ready for a view that somebody else mounts; raises as ``mount`` does."""
         self.choose_view("kernel")
         await self._have_metadata(image)
-        await self._backing.ensure_gate()
+        if syscalls.device_at(self._paths.gate) != self._backing.gate_device:
+            await self._backing.ensure_gate()
+        known = self._table.find(mount_id)
+        if known is not None and known.gate_device == self._backing.gate_device:
+            return known.mount
         record = MountRecord(
             id=mount_id,
             image=name_of(image),

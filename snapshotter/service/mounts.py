@@ -116,6 +116,10 @@ class MountTable:
             raise NotFoundError(f"mount {mount_id}: there is none; snapshotter ps lists them")
         return stored
 
+    def find(self, mount_id: str) -> StoredMount | None:
+        """One mount, or None."""
+        return self._mounts.get(mount_id)
+
     @contextmanager
     def claim_upper(self, directory: str) -> Iterator[None]:
         """Holds an upper while a mount over it is made; BusyError if another mount has it."""

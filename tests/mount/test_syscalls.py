@@ -27,6 +27,15 @@ def test_mount_and_umount_a_tmpfs(target: Path) -> None:
     assert not os.path.ismount(target)
 
 
+def test_device_of_what_is_mounted_is_told(target: Path) -> None:
+    before = syscalls.device_at(target)
+    assert before == target.stat().st_dev
+    syscalls.mount("none", target, "tmpfs", 0, "size=64k")
+    assert syscalls.device_at(target) == target.stat().st_dev != before
+    with pytest.raises(FileNotFoundError):
+        syscalls.device_at(target / "missing")
+
+
 def test_errors_name_the_target_and_carry_the_errno(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(OSError, match="missing") as caught:

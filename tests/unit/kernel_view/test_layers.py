@@ -1,7 +1,13 @@
 import pytest
 
 from snapshotter.errors import InvalidInputError
-from snapshotter.kernel_view.layers import ViewLayers, api_options, mount_data, overlay_options
+from snapshotter.kernel_view.layers import (
+    ViewLayers,
+    api_options,
+    mount_data,
+    mount_options,
+    overlay_options,
+)
 
 
 def layers(**changes: object) -> ViewLayers:
@@ -80,3 +86,17 @@ def test_api_options_escape_the_paths_that_the_kernel_unescapes() -> None:
 def test_mount_data_longer_than_a_page_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="shorter root"):
         mount_data(overlay_options(layers(objects="/" + "o" * 4096)))
+
+
+def test_self_contained_upper_has_neither_headers_nor_redirects() -> None:
+    options = dict(overlay_options(layers(upper="/u", work="/w", self_contained=True)))
+    assert (options["metacopy"], options["redirect_dir"]) == ("off", "off")
+    without_upper = dict(overlay_options(layers(self_contained=True)))
+    assert (without_upper["metacopy"], without_upper["redirect_dir"]) == ("on", "follow")
+
+
+def test_directories_above_the_image_are_searched_first() -> None:
+    first, *_ = mount_options(overlay_options(layers(above=("/d/a:b", "/d/c"))))
+    assert first == (
+        "lowerdir=/d/a\\:b:/d/c:/proc/self/fd/9::/r/objects::/r/gate/g3::/r/arrivals::/r/gate/v"
+    )

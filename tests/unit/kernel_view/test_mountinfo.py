@@ -10,6 +10,11 @@ def test_targets_and_sources_are_unescaped() -> None:
     assert parse(LINE) == [MountLine(os.makedev(0, 40), "/a b\\c", "fuse.x", "s rc")]
 
 
+def test_directory_that_a_bind_shows_is_told() -> None:
+    (line,) = parse(LINE.replace(b" / /a", b" /what/was\\040bound /a"))
+    assert line.root == "/what/was bound"
+
+
 def test_lines_that_are_none_are_left_out() -> None:
     assert parse(b"\nnot a line\n43 27 0:40 - x y\n" + LINE) == parse(LINE)
 

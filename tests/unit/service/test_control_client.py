@@ -32,6 +32,17 @@ def test_requests_are_answered_in_order(daemon: FakeDaemon, client: ControlClien
     assert daemon.requests == [control.ListImages(), control.ListMounts()]
 
 
+def test_connection_lives_until_the_daemon_ends_it(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with ControlClient(tmp_path / "s") as client:
+            daemon, _ = listener.accept()
+            assert client.is_alive()
+            daemon.close()
+            assert not client.is_alive()
+
+
 def test_progress_is_told_before_the_answer(daemon: FakeDaemon, client: ControlClient) -> None:
     steps = [control.Progress(phase="resolve"), control.Progress(phase="merge", done_bytes=3)]
     daemon.answers[control.Pull] = [*steps, control.Image(image=make_image())]

@@ -99,6 +99,7 @@ def test_vanished_are_those_nowhere_to_be_found(
     add(table, record("there", target="/a"))
     add(table, record("gone", target="/b"))
     add(table, record("handed out", created_at_s=1000.0 - UNPLACED_GRACE_S + 1))
+    add(table, record("lent", created_at_s=0.0, lent=True))
     add(table, record("never placed", created_at_s=1000.0 - UNPLACED_GRACE_S - 1))
     assert sorted(table.find_vanished(lambda: {"there"})) == ["gone", "never placed"]
 
