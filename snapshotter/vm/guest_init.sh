@@ -68,7 +68,6 @@ mount_image() {
             ;;
         assist) mount_assisted ;;
     esac
-    for share in $shares; do mount_share "$share"; done
 }
 
 # The guest's kernel has the names from the metadata image; only contents come from the host.
@@ -79,21 +78,10 @@ mount_assisted() {
     case "$upper" in
         memory) mount -t tmpfs -o mode=755 upper /upper ;;
         disk) mount -t ext4 /dev/vdb /upper ;;
-        share) mount -t virtiofs upper /upper ;;
     esac || fail "the upper ($upper) cannot be mounted"
     mkdir -p /upper/upper /upper/work
     mount -t overlay -o "$options,lowerdir=/names::/contents,upperdir=/upper/upper,workdir=/upper/work" \
         image /image || fail "overlayfs cannot compose the image from its parts"
-}
-
-# TAG:MODE:TARGET, whose spaces and the like are %XX.
-mount_share() {
-    tag="${1%%:*}" rest="${1#*:}"
-    target="$(printf "$(echo "${rest#*:}" | sed 's/%/\\x/g')_")"
-    chroot /image mkdir -p "${target%_}" && mkdir -p /shares/"$tag" &&
-        mount -t virtiofs -o "${rest%%:*}" "$tag" /shares/"$tag" &&
-        chroot /image mount -t virtiofs -o "${rest%%:*}" "$tag" "${target%_}" ||
-        fail "virtio-fs: the share ${target%_} cannot be mounted"
 }
 
 mount_surroundings() {

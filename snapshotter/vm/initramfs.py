@@ -22,8 +22,8 @@ class GuestSettings:
     """What the init does before it starts the command.
 
     ``view`` is ``plain`` (the share ``image`` is the root) or ``assist`` (EROFS and overlayfs in
-    the guest), ``options`` those of the image's mount. ``upper`` (assist only) is ``memory``,
-    ``disk`` or ``share``. ``terminal`` is what ``stty`` is told, None without a terminal; without
+    the guest), ``options`` those of the image's mount. ``upper`` (assist only) is ``memory``
+    or ``disk``. ``terminal`` is what ``stty`` is told, None without a terminal; without
     one the output ports end with ``end_mark``.
     """
 
@@ -33,16 +33,6 @@ class GuestSettings:
     end_mark: str
     upper: str = "memory"
     terminal: str | None = None
-    shares: Sequence[Share] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A directory of the host by its virtio-fs tag, seen at ``target`` (absolute) in the image."""
-
-    tag: str
-    target: str
-    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +82,8 @@ def _settings_text(settings: GuestSettings) -> str:
         "hostname": settings.hostname,
         "end_mark": settings.end_mark,
         "terminal": settings.terminal or "",
-        "shares": " ".join(map(_share_word, settings.shares)),
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-
-
-def _share_word(share: Share) -> str:
-    target = "".join(f"%{byte:02x}" for byte in share.target.encode("utf-8", "surrogateescape"))
-    return f"{share.tag}:{'ro' if share.read_only else 'rw'}:{target}"
 
 
 def _command_text(command: GuestCommand) -> str:

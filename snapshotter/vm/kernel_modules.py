@@ -48,10 +48,6 @@ class KernelModules:
             self._add(name, found, ())
         return list(found.values())
 
-    def has(self, name: str) -> bool:
-        """Whether the kernel can do what the module ``name`` does."""
-        return name in self._builtin or name in self._files
-
     def _add(self, name: str, found: dict[str, Module], above: tuple[str, ...]) -> None:
         if name in self._builtin or name in found:
             return

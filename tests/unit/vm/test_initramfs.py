@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.vm import initramfs
-from snapshotter.vm.initramfs import GuestCommand, GuestSettings, Share, run_archive
+from snapshotter.vm.initramfs import GuestCommand, GuestSettings, run_archive
 from snapshotter.vm.kernel_modules import Module
 from tests.support.debian_image import required_tool
 
@@ -129,13 +129,12 @@ def test_settings_reach_the_shell_as_they_are(tmp_path: Path, busybox: str) -> N
         hostname="it's",
         end_mark="[end]",
         terminal="rows 3 cols 4",
-        shares=[Share("share0", "/with space/ä"), Share("share1", "/b", read_only=True)],
     )
     command = GuestCommand(
         name="x", programs=[], arguments=[], environment={}, user="0", workdir="/"
     )
     unpack(run_archive(settings, command), tmp_path / "made", busybox)
-    script = '. ./settings; echo "$view|$hostname|$terminal|$shares"'
+    script = '. ./settings; echo "$view|$hostname|$terminal"'
     done = subprocess.run(
         [busybox, "sh", "-c", script],
         cwd=tmp_path / "made",
@@ -143,10 +142,7 @@ def test_settings_reach_the_shell_as_they_are(tmp_path: Path, busybox: str) -> N
         text=True,
         check=True,
     )
-    assert done.stdout == (
-        "plain|it's|rows 3 cols 4|"
-        "share0:rw:%2f%77%69%74%68%20%73%70%61%63%65%2f%c3%a4 share1:ro:%2f%62\n"
-    )
+    assert done.stdout == "plain|it's|rows 3 cols 4\n"
 
 
 def test_the_base_has_busybox_the_modules_in_order_and_scripts_that_parse(

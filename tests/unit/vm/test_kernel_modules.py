@@ -42,9 +42,3 @@ def test_what_cannot_be_loaded_is_said(modules: KernelModules) -> None:
         modules.closure(["one"])
     with pytest.raises(InvalidInputError, match=r"torn\.ko\.xz cannot be unpacked"):
         modules.closure(["torn"])
-
-
-def test_what_the_kernel_has(modules: KernelModules) -> None:
-    assert modules.has("erofs")
-    assert modules.has("built_in")
-    assert not modules.has("virtiofs")
